@@ -2,7 +2,7 @@
 
     python benchmarks/export_latency.py --model mobilevit_xxs --size 256 --threads 1
 
-Prints the median of paired ratios (timm's time / ours; above 1 we are faster) with its quartiles, and both files' bytes.
+Prints the median of paired ratios (timm's time / ours; above 1 ours is faster), its quartiles, and both files' bytes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from edgevit.sources import load_source
 
 
 def scaled_weights(model: torch.nn.Module, seed: int = 0) -> None:
-    """Randomises norms so that no branch is dead and the outputs' std is near 1; a zero gamma would let a converter delete work."""
+    """Randomises norms, so that no branch is dead: a zero gamma would let a converter delete work."""
     generator = torch.Generator().manual_seed(seed)
     for module in model.modules():
         if isinstance(module, torch.nn.BatchNorm2d | torch.nn.LayerNorm):
@@ -90,7 +90,7 @@ def main() -> None:
         bytes_ = [path.stat().st_size for path in (theirs, ours)]
     low, ratio, high = np.percentile(times[:, 0] / times[:, 1], [25, 50, 75])
     print(
-        f"{args.model} at {size}, onnxruntime {onnxruntime.__version__}, {args.threads} thread(s), {args.pairs} alternating pairs"
+        f"{args.model} at {size}, onnxruntime {onnxruntime.__version__}, {args.threads} thread(s), {args.pairs} pairs"
     )
     print(f"  timm's export  {np.median(times[:, 0]):7.2f} ms   {bytes_[0] / 1e6:.2f} MB")
     print(f"  edgevit's      {np.median(times[:, 1]):7.2f} ms   {bytes_[1] / 1e6:.2f} MB")

@@ -1,4 +1,4 @@
-"""The project's exceptions. Messages say what is wrong, where, and what would be right; only the CLI turns them into exit codes."""
+"""The project's exceptions: a message says what is wrong, where, and what would be right. Only the CLI exits."""
 
 
 class EdgeVitError(Exception):

@@ -1,4 +1,4 @@
-"""runs.db: measurements by cell and metrics by accuracy key, in SQLite. Finished rows survive whatever comes after them."""
+"""runs.db: measurements by cell and metrics by accuracy key, in SQLite. A row that was added stays."""
 
 from __future__ import annotations
 

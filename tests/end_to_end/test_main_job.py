@@ -134,7 +134,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("args, hint", WRONG.values(), ids=WRONG)
+@pytest.mark.parametrize(("args", "hint"), WRONG.values(), ids=WRONG)
 def test_wrong_input_is_one_line_and_exit_2_and_leaves_nothing(args, hint, tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "page.html").write_text("<html>not a model</html>")
