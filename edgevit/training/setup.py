@@ -93,7 +93,7 @@ def set_up(config: TrainConfig, out: Path, *, resume: bool) -> Training:
     )
     model = model.to(accelerator.device, memory_format=torch.channels_last)
     average = AveragedModel(model, use_buffers=True)
-    adamw = AdamW(parameter_groups(model, config.weight_decay), lr=config.lr)
+    adamw = AdamW(parameter_groups(model, config.weight_decay), lr=config.lr, fused=True)
 
     run = _run_folder(config, out, resume, accelerator, images, preprocessing)
     position = Position()
