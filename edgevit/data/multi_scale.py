@@ -130,7 +130,7 @@ class MultiScaleBatchSampler(Sampler[list[tuple[Size, int]]]):
         self._consumed += batches
 
     def state_dict(self) -> dict[str, Any]:
-        """The current epoch, the batches consumed of it, and what the plan depends on. Fit for JSON, equal on all ranks."""
+        """The epoch, the batches consumed of it, and what the plan depends on; fit for JSON, and equal on all ranks."""
         return {"epoch": self._epoch, "consumed": self._consumed, "plan": self._plan_arguments()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
