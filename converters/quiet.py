@@ -1,0 +1,45 @@
+"""Silences converters that write progress and warnings wherever they like."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Nothing reaches the terminal meanwhile: not Python's streams, warnings and loggers, nor C++ libraries.
+
+    The file descriptors themselves are turned away, since the MLIR converters log from C++. Exceptions pass through.
+    """
+    level = logging.root.manager.disable
+    with contextlib.ExitStack() as stack:
+        sink = stack.enter_context(tempfile.TemporaryFile("w+"))
+        for descriptor in (1, 2):
+            stack.enter_context(_turned_away(descriptor, sink.fileno()))
+        stack.enter_context(contextlib.redirect_stdout(sink))
+        stack.enter_context(contextlib.redirect_stderr(sink))
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        stack.callback(logging.disable, level)
+        logging.disable(logging.CRITICAL)
+        yield
+
+
+@contextlib.contextmanager
+def _turned_away(descriptor: int, to: int) -> Iterator[None]:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    kept = os.dup(descriptor)
+    try:
+        os.dup2(to, descriptor)
+        yield
+    finally:
+        os.dup2(kept, descriptor)
+        os.close(kept)
