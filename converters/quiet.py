@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import os
 import sys
-import tempfile
 import warnings
 from collections.abc import Iterator
 
@@ -19,16 +19,23 @@ def quiet() -> Iterator[None]:
     """
     level = logging.root.manager.disable
     with contextlib.ExitStack() as stack:
-        sink = stack.enter_context(tempfile.TemporaryFile("w+"))
+        devnull = stack.enter_context(open(os.devnull, "w"))
         for descriptor in (1, 2):
-            stack.enter_context(_turned_away(descriptor, sink.fileno()))
-        stack.enter_context(contextlib.redirect_stdout(sink))
-        stack.enter_context(contextlib.redirect_stderr(sink))
+            stack.enter_context(_turned_away(descriptor, devnull.fileno()))
+        stack.enter_context(contextlib.redirect_stdout(_Nowhere()))
+        stack.enter_context(contextlib.redirect_stderr(_Nowhere()))
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
         stack.callback(logging.disable, level)
         logging.disable(logging.CRITICAL)
         yield
+
+
+class _Nowhere(io.TextIOBase):
+    """A stream that stays open: a library first imported here may keep it for its log handler."""
+
+    def write(self, text: str) -> int:
+        return len(text)
 
 
 @contextlib.contextmanager
