@@ -1,4 +1,4 @@
-"""Times one model file in one fresh process. Needs numpy, the standard library and a runtime; copy it to a device alone.
+"""Times one model file in one fresh process. Needs numpy, the standard library and a runtime; copy it to a device.
 
     python runner.py --model mobilevit_s.onnx --runtime onnxruntime --threads 1 --inputs inputs.npz --json
 
@@ -68,7 +68,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     outputs = model.run(inputs)
     first_run_ms = (time.perf_counter_ns() - started) / 1e6
     if options.outputs:
-        np.savez(options.outputs, **outputs)
+        _save_arrays(options.outputs, outputs)
 
     warm_up = _warm_up(lambda: model.run(inputs), options.warm_up_seconds)
     wall_ms, cpu_ms = _time_runs(lambda: model.run(inputs), options.min_runs, options.max_runs, options.max_seconds)
@@ -91,7 +91,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     }
     if check is not None:
         checked = load(options.model, options.runtime, options.threads, options.check_signature)
-        np.savez(options.check_outputs, **checked.run(check))
+        _save_arrays(options.check_outputs, checked.run(check))
     return result
 
 
@@ -272,6 +272,12 @@ def _tflite_shape(item: dict[str, Any]) -> list[int | str]:
 def _read_arrays(path: str) -> Arrays:
     with np.load(path, allow_pickle=False) as arrays:
         return dict(arrays)
+
+
+def _save_arrays(path: str, arrays: Arrays) -> None:
+    """Numbers only: strings, sequences and maps (scikit-learn's ONNX files have them) would have to be pickled."""
+    numbers = {name: array for name, array in arrays.items() if getattr(array, "dtype", np.dtype("O")).kind in "fiub"}
+    np.savez(path, **numbers)  # type: ignore[arg-type]
 
 
 def _keep_stdout_for_the_result() -> Any:

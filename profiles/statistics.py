@@ -66,9 +66,7 @@ def hierarchical_bootstrap(
     return float(low), float(high)
 
 
-def _resampled_medians(
-    padded: np.ndarray, lengths: np.ndarray, resamples: int, rng: np.random.Generator
-) -> np.ndarray:
+def _resampled_medians(padded: np.ndarray, lengths: np.ndarray, resamples: int, rng: np.random.Generator) -> np.ndarray:
     """(resamples,) medians. Every drawn process gives as many draws of its runs as it has runs."""
     count, longest = padded.shape
     drawn = rng.integers(count, size=(resamples, count))  # (B, P): which processes
