@@ -1,4 +1,4 @@
-"""A grid of measurements, and the accuracy of each artifact, into a store. Killed at any moment, it goes on from there."""
+"""A grid of measurements, and the accuracy of each artifact, into a store. Killed at any moment, it goes on there."""
 
 from __future__ import annotations
 
