@@ -1,4 +1,4 @@
-"""runs.db: measurements by cell and metrics by accuracy key, in SQLite. A row that was added stays."""
+"""runs.db: measurements by cell and metrics by accuracy key, in SQLite. Finished rows survive what comes after them."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ class Store:
     def measurement(self, cell: Cell) -> Measurement | None:
         with self._session() as session:
             row = session.get(_MeasurementRow, cell.key)
-            return row and _to_measurement(row)
+            return _to_measurement(row) if row else None
 
     def add_measurement(self, measurement: Measurement) -> None:
         """Committed when it returns; replaces an earlier row of the same cell."""
@@ -147,7 +147,7 @@ class Store:
     def metric(self, key: AccuracyKey, name: str = "accuracy") -> Metric | None:
         with self._session() as session:
             row = session.get(_MetricRow, (key.key, name))
-            return row and _to_metric(row)
+            return _to_metric(row) if row else None
 
     def metrics(self) -> list[tuple[AccuracyKey, str, Metric]]:
         """Every metric with its key and its data set's name."""
