@@ -45,7 +45,7 @@ DATA_SETS = (
     DataSet(
         name="digits",
         what="handwritten digits, 8 x 8 grey, 10 classes",
-        train_and_test="1,437 + 360",
+        train_and_test="1,426 + 371",
         licence="CC BY 4.0 (UCI: Optical Recognition of Handwritten Digits; E. Alpaydin, C. Kaynak, 1998)",
         source="scikit-learn's sklearn.datasets.load_digits",
         classes=tuple("0123456789"),
