@@ -139,8 +139,8 @@ CVNETS = Layout(
         (r"^conv_1x1_exp\.", "head_conv."),
         (r"^classifier\.fc\.", "classifier."),
     ),
-    # CVNets 0.1, which trained the published MobileViT weights, read pictures with OpenCV; 0.2 and later with PIL (RGB).
-    # The names are the same in both, so weights that were trained with a later one need `channel_order="RGB"`.
+    # CVNets 0.1, which trained the published MobileViT weights, read pictures with OpenCV (BGR); later versions read
+    # them with PIL (RGB) and name the weights alike, so theirs need `channel_order="RGB"`.
     channel_order="BGR",
     preprocessing=Preprocessing(size="256", crop_fraction=256 / 288, interpolation="bilinear"),
 )

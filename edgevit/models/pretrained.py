@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -192,6 +193,10 @@ def _described(layout: Layout, folder: Path) -> tuple[Preprocessing, str, tuple[
             preprocessing, order = _hugging_face_preprocessing(processor) if processor else (None, None)
             names = {int(number): str(name) for number, name in config.get("id2label", {}).items()}
             labels = tuple(names[number] for number in sorted(names))
+            if all(
+                re.fullmatch(r"LABEL_\d+", label) for label in labels
+            ):  # their filler where nobody named the classes
+                labels = ()
             return preprocessing or layout.preprocessing, order or layout.channel_order, labels
     except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
         raise EdgeVitError(f"{folder}: its configuration is damaged or of an unknown kind ({error!r})") from error
@@ -213,27 +218,20 @@ def _timm_preprocessing(config: Mapping[str, Any]) -> Preprocessing:
 
 
 def _hugging_face_preprocessing(config: Mapping[str, Any]) -> tuple[Preprocessing, str]:
-    """From preprocessor_config.json; the defaults are the processor's, which differ from the published weights'."""
+    """From preprocessor_config.json. What it leaves out is as in their processor, which never applies mean and std."""
     size, crop = config.get("size", {"shortest_edge": 224}), config.get("crop_size", {"height": 256, "width": 256})
     shorter = size["shortest_edge"] if isinstance(size, Mapping) else size
     height, width = (crop["height"], crop["width"]) if isinstance(crop, Mapping) else (crop, crop)
     if not config.get("do_center_crop", True):
         height = width = shorter
     scale = float(config.get("rescale_factor", 1 / 255)) if config.get("do_rescale", True) else 1.0
-    normalise = bool(config.get("do_normalize"))
-    order = "BGR" if config.get("do_flip_channel_order", True) else "RGB"
-    mean, std = tuple(config["image_mean"]) if normalise else (0.0,) * 3, tuple(config["image_std"]) if normalise else (1.0,) * 3
-    if order == "BGR":  # their first mean is blue's; ours is red's
-        mean, std = mean[::-1], std[::-1]
     preprocessing = Preprocessing(
         size=str(height) if height == width else f"{height}x{width}",
         crop_fraction=min(height, width) / shorter,
         interpolation=RESAMPLING[config.get("resample", 3)],
         scale=scale,
-        mean=mean,
-        std=std,
     )
-    return preprocessing, order
+    return preprocessing, "BGR" if config.get("do_flip_channel_order", True) else "RGB"
 
 
 def _read_json(path: Path) -> dict[str, Any]:
