@@ -1,7 +1,9 @@
 """The data sets themselves: content, splits, hashes, and the torch data set that workers read."""
 
+import doctest
 import hashlib
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -42,6 +44,13 @@ def test_digits_never_move():
     assert (len(load_images("digits", "train")), len(load_images("digits", "test"))) == (1426, 371)
     assert load_images("digits", "train").sha256 == "797d631a134c6aa8fec5c944683f9e2edc68774d78a8a92eae16ebb697c7b4e0"
     assert load_images("digits", "test").sha256 == "2fff458c20f67f99cf4558bac638ee413c1def9a41df3bcf466b0ee0e5bf123e"
+
+
+def test_the_example_in_the_documentation():
+    page = Path(__file__).parents[3] / "docs" / "data.md"
+    outcome = doctest.testfile(str(page), module_relative=False)
+    assert outcome.attempted >= 4
+    assert outcome.failed == 0
 
 
 def test_split_of_digits_by_hand():
