@@ -169,6 +169,12 @@ def test_without_shuffle_images_come_in_order():
     assert [index for batch in sampler for _, index in batch][:50] == list(range(50))
 
 
+@pytest.mark.parametrize(("num_examples", "batches"), [(15, 1), (16, 2), (17, 2), (23, 2), (24, 3)])
+def test_only_an_incomplete_batch_is_dropped(num_examples, batches):
+    arguments = {"sizes": [Size.parse("64")], "batch_size": 4, "world_size": 2, "drop_last": True}
+    assert [len(sampler) for sampler in ranks(arguments | {"num_examples": num_examples})] == [batches] * 2
+
+
 def test_iterating_belongs_to_the_epoch_in_which_it_began():
     sampler = MultiScaleBatchSampler(100, PAPER_SIZES, batch_size=4)
     first = list(sampler)
