@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from converters.artifact import Artifact, Preprocessing, artifact_sha256
+from converters.artifact import FORMATS, Artifact, Preprocessing, artifact_sha256
 from converters.errors import EdgeVitError
 from converters.signature import Size
 from edgevit.data.images import ImageSet, evaluation_transform, load_images
@@ -48,20 +48,15 @@ def evaluate(
     Raises EdgeVitError for a source that is neither, or when `data` is neither given nor known.
     """
     path = Path(source)
-    is_run = RunFolder.stands_at(path)
-    owner = path if is_run else path.resolve().parent.parent
-    run = RunFolder.open(owner) if is_run or _is_artifact_of(path, owner) else None
-    if is_run or (path.is_dir() and path.suffix != ".mlpackage") or not path.exists():
-        measure, sha256, preprocessing, offered = _module_of(RunFolder.open(path), limit)
-    else:
-        measure, sha256, preprocessing, offered = _artifact_of(path, limit, threads)
+    subject = _artifact(path, limit, threads) if path.suffix in FORMATS else _checkpoint(path, limit)
+    run = subject.run
     if data is None and run is None:
         raise EdgeVitError(f"{path}: not in a run's artifacts/, so say which images with --data")
     images = load_images(data or run.config["data"], "test")  # type: ignore[union-attr]
     rows = []
-    for size in sizes or offered:
-        key = accuracy_key(sha256, size, images, preprocessing, limit)
-        rows.append(Evaluated(key, images.name, measure(images, size)))
+    for size in sizes or subject.sizes:
+        key = accuracy_key(subject.sha256, size, images, subject.preprocessing, limit)
+        rows.append(Evaluated(key, images.name, subject.measure(images, size)))
         if run:
             Store(run.db_path).add_metric(key, images.name, rows[-1].metric)
     return rows
@@ -101,14 +96,15 @@ def evaluate_artifact(
 
     Raises EdgeVitError when the artifact has no preprocessing, does not offer `size`, or names other classes.
     """
-    from converters import run
+    from converters.run import load
 
     path = artifact.path if isinstance(artifact, Artifact) else Path(artifact)
-    session = run.load(path, size=size, threads=threads)
+    session = load(path, size=size, threads=threads)
     metadata = session.metadata
+    if metadata is None:
+        raise EdgeVitError(f"{path}: carries no edgevit metadata; write it with `edgevit export`")
     preprocessing = _preprocessing_of(path, metadata.preprocessing)
-    if metadata.labels and tuple(metadata.labels) != tuple(images.classes):
-        raise EdgeVitError(_other_classes(path, metadata.labels, images))
+    _check_classes(path, metadata.labels, images)
     image_name, logits_name = metadata.signature.inputs[0].name, metadata.signature.outputs[0].name
     fixed = None if session.batch == "dynamic" else int(session.batch)
 
@@ -149,37 +145,49 @@ def wilson(correct: int, n: int) -> tuple[float, float]:
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
-_Measure = Callable[[ImageSet, Size], Metric]
+@dataclass(frozen=True)
+class _Subject:
+    """What `evaluate` was pointed at: how it is measured at a size, and the run that it belongs to."""
+
+    measure: Callable[[ImageSet, Size], Metric]
+    sha256: str
+    preprocessing: Preprocessing
+    sizes: Sequence[Size]
+    run: RunFolder | None
 
 
-def _is_artifact_of(path: Path, owner: Path) -> bool:
-    return path.resolve().parent.name == "artifacts" and RunFolder.stands_at(owner)
-
-
-def _module_of(run: RunFolder, limit: int | None) -> tuple[_Measure, str, Preprocessing, Sequence[Size]]:
+def _checkpoint(path: Path, limit: int | None) -> _Subject:
     from edgevit.sources import load_source
 
-    source = load_source(run.path)
+    source = load_source(path)
+    if source.run is None:
+        raise EdgeVitError(f"{path}: a model without weights; give a run folder or an exported file")
 
     def measure(images: ImageSet, size: Size) -> Metric:
         source.signature.check(size)
-        if source.labels and tuple(source.labels) != tuple(images.classes):
-            raise EdgeVitError(_other_classes(run.path, source.labels, images))
+        _check_classes(path, source.labels, images)
         return evaluate_module(source.module, images, size, source.preprocessing, limit)
 
-    return measure, source.sha256, source.preprocessing, run.sizes
+    return _Subject(measure, source.sha256, source.preprocessing, source.run.sizes, source.run)
 
 
-def _artifact_of(path: Path, limit: int | None, threads: int) -> tuple[_Measure, str, Preprocessing, Sequence[Size]]:
-    from converters import run as runtimes
+def _artifact(path: Path, limit: int | None, threads: int) -> _Subject:
+    from converters.run import open_artifact
 
-    artifact = runtimes.open_artifact(path)
-    preprocessing = _preprocessing_of(artifact.path, artifact.metadata.preprocessing)
+    artifact = open_artifact(path)
+    folder = path.absolute().parent
+    owner = folder.parent if folder.name == "artifacts" and RunFolder.stands_at(folder.parent) else None
 
     def measure(images: ImageSet, size: Size) -> Metric:
         return evaluate_artifact(artifact, images, size, limit, threads)
 
-    return measure, artifact_sha256(path), preprocessing, artifact.sizes
+    return _Subject(
+        measure,
+        artifact_sha256(path),
+        _preprocessing_of(path, artifact.metadata.preprocessing),
+        artifact.sizes,
+        owner and RunFolder.open(owner),
+    )
 
 
 def _preprocessing_of(path: Path, preprocessing: Preprocessing | None) -> Preprocessing:
@@ -188,8 +196,11 @@ def _preprocessing_of(path: Path, preprocessing: Preprocessing | None) -> Prepro
     return preprocessing
 
 
-def _other_classes(path: Path, labels: Sequence[str], images: ImageSet) -> str:
-    return f"{path}: its classes are {_some(labels)}; those of {images.name} are {_some(images.classes)}"
+def _check_classes(path: Path, labels: Sequence[str], images: ImageSet) -> None:
+    if labels and tuple(labels) != tuple(images.classes):
+        raise EdgeVitError(
+            f"{path}: its classes are {_some(labels)}; those of {images.name} are {_some(images.classes)}"
+        )
 
 
 def _accuracy(

@@ -29,7 +29,8 @@ class TrainConfig:
     `batch_size` is each process's at `base_size`; a step at another size takes as many images as cost the same.
     The learning rate rises from `warmup_lr` to `lr` in `warmup_steps`, then falls along a cosine to `min_lr`.
     `max_steps` and `max_cpu_seconds` (of the main process, evaluation in between included) end a training early, with
-    the cosine drawn in so that it has come down by then. `init` names weights to start from. `augment` "auto" is what
+    the cosine drawn in so that it has come down by then. `init` names weights to start from, of which
+    the classifier is left out where it has another number of classes. `augment` "auto" is what
     suits the data set. `evaluate_every` counts epochs; None is five times in a training; the last epoch always is.
     """
 
