@@ -164,7 +164,7 @@ def _describe_artifact(target: Target) -> dict[str, Any]:
         "precision": metadata.precision if metadata else "",
         "size_bytes": size_bytes(target.path),
         "flops": metadata.flops.get(str(target.size)) if metadata else None,
-        "parameters": None,
+        "parameters": (metadata.parameters or None) if metadata else None,
         "source_sha256": metadata.source_sha256 if metadata else "",
         "file": str(target.path),
     }
