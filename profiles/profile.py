@@ -25,6 +25,7 @@ from profiles.store import Cell, Measurement, Status
 
 PROTOCOL_VERSION = 1  # raise it when figures of the old and the new way to measure must not be ranked together
 MIN_PROCESSES = 3
+BUSY_WALL_PER_CPU = 1.2
 CORE_ML_REASON = "checked here, not timed: needs an Apple device"
 
 
@@ -100,6 +101,11 @@ def profile(
 def cell_of(path: Path, *, size: Size | None = None, threads: int = 1) -> Cell:
     """The cell that `profile` with these arguments would measure; runs nothing. Raises EdgeVitError as it does."""
     return _cell(open_target(path, size), threads)
+
+
+def is_busy(summary: dict[str, Any]) -> bool:
+    """Whether the runs waited for a core. A run computes on at least one, so on a quiet machine wall is at most CPU."""
+    return (summary["wall_per_cpu"] or 0) > BUSY_WALL_PER_CPU
 
 
 def _cell(target: Target, threads: int) -> Cell:
