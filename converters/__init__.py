@@ -1,4 +1,4 @@
-"""Any `nn.Module` and its signature in; ONNX, TFLite and Core ML files out, each run and compared before it gets its name.
+"""Any `nn.Module` and its signature in; ONNX, TFLite and Core ML files out, each run and compared before it is named.
 
 Importing this package imports nothing heavy: `converters.export` loads its module when it is first asked for.
 """

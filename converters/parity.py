@@ -43,8 +43,8 @@ def check(verified: Sequence[Verified], precision: str, *, file: str = "") -> No
     for item in verified:
         if item.output_std < SMALLEST_STD:
             raise ParityError(
-                f"{prefix}output '{item.output}' at size {item.size} has a standard deviation of {item.output_std:.1e}: "
-                f"a comparison would prove nothing; {_REMEDY}"
+                f"{prefix}output '{item.output}' at size {item.size} has a standard deviation of "
+                f"{item.output_std:.1e}: a comparison would prove nothing; {_REMEDY}"
             )
     worst = max(verified, key=lambda item: item.max_abs_over_std)
     if not worst.max_abs_over_std <= TOLERANCE[precision]:
@@ -64,7 +64,7 @@ def check_meaningful(reference: Mapping[str, np.ndarray], size: Size | str) -> N
         if array.dtype.kind != "f":
             continue
         if not np.isfinite(array).all():
-            raise ParityError(f"the module's own output '{name}' at size {size} is not finite; train it or check weights")
+            raise ParityError(f"the module's own output '{name}' at size {size} is not finite; check its weights")
         values = array.astype(np.float64)
         spreads = {"a standard deviation": float(values.std())}
         if len(values) > 1:

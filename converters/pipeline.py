@@ -34,7 +34,7 @@ Arrays = dict[str, np.ndarray]
 FORMATS = ("onnx", "tflite", "coreml")
 PRECISIONS = {"onnx": ("fp32", "fp16"), "tflite": ("fp32",), "coreml": ("fp16", "fp32")}
 TARGETS = ("ios16", "ios17", "ios18")
-# One more than the batch that a dynamic file is traced with, so that a batch baked in shows.
+# Examples asked for; with the golden one they make a batch that no file is traced with, so that a batch baked in shows.
 EXAMPLES = 3
 
 
@@ -107,12 +107,26 @@ class _Plan:
 
 @dataclass(frozen=True)
 class _Proof:
-    """What files are held against at one size: examples (N, …), the module's outputs for them, and a golden pair."""
+    """What files are held against at one size: examples (N, …) and the module's outputs for them.
+
+    The last example is the golden one: it goes into the file, so it must be among those that were compared.
+    """
 
     inputs: Arrays
     outputs: Arrays
-    golden: Golden
     logits: tuple[str, ...]
+
+    @property
+    def count(self) -> int:
+        return EXAMPLES + 1
+
+    def golden(self, size: Size) -> Golden:
+        last = slice(EXAMPLES, None)
+        return Golden(
+            str(size),
+            {key: array[last] for key, array in self.inputs.items()},
+            {key: array[last] for key, array in self.outputs.items()},
+        )
 
 
 def _check_arguments(
@@ -169,12 +183,11 @@ def _proof(
             if spec.name not in inputs or inputs[spec.name].shape != expected:
                 found = inputs[spec.name].shape if spec.name in inputs else "nothing"
                 raise EdgeVitError(f"sample input '{spec.name}' at size {size} must be {expected}, not {found}")
+        inputs = {key: np.concatenate([array, _blocky(array[:1])]) for key, array in inputs.items()}
         outputs = run_module(module, signature, inputs)
         parity.check_meaningful(outputs, size)
-        golden_inputs = {key: _blocky(array[:1]) for key, array in inputs.items()}
-        golden = Golden(str(size), golden_inputs, run_module(module, signature, golden_inputs))
         logits = tuple(spec.name for spec in signature.outputs if spec.meaning == "logits")
-        proofs[size] = _Proof(inputs, outputs, golden, logits)
+        proofs[size] = _Proof(inputs, outputs, logits)
     return proofs
 
 
@@ -210,12 +223,14 @@ def _write(
 
     progress(f"{path.name}: converting for {', '.join(map(str, plan.sizes))}")
     started = time.monotonic()
-    golden = proof[min(plan.sizes, key=_area)].golden
+    smallest = min(plan.sizes, key=_area)
     with written_beside(path) as draft:
         with quiet():
             converter = import_module(f"converters.{plan.format}")
             packages = ("torch", *converter.CONVERTER_PACKAGES, converter.RUNTIME_PACKAGE)
-            metadata = replace(metadata, golden=golden, versions={key: version(key) for key in packages})
+            metadata = replace(
+                metadata, golden=proof[smallest].golden(smallest), versions={key: version(key) for key in packages}
+            )
             try:
                 converter.convert(
                     folded,
@@ -233,20 +248,20 @@ def _write(
                 raise EdgeVitError(f"{path.name}: the {plan.format} converter failed: {lines[0]}") from error
             converter.embed(draft, metadata.to_json())
         progress(f"{path.name}: converted in {time.monotonic() - started:.0f} s; running it at every size")
-        verified = [item for size in plan.sizes for item in _verify(draft, path, size, plan, proof[size])]
+        verified = [item for size in plan.sizes for item in _verify(draft, path, size, proof[size])]
         parity.check(verified, plan.precision, file=path.name)
         metadata = replace(metadata, verified=tuple(verified))
         converter.embed(draft, metadata.to_json())
-        _check_final(draft, path, plan, golden, metadata)
+        _check_final(draft, path, smallest, plan, proof[smallest], metadata)
     progress(f"{path.name}: checked, {time.monotonic() - started:.0f} s in all")
     return Artifact(path, metadata)
 
 
-def _verify(draft: Path, path: Path, size: Size, plan: _Plan, proof: _Proof) -> list[Verified]:
+def _verify(draft: Path, path: Path, size: Size, proof: _Proof) -> list[Verified]:
     """The worst comparison of each output at one size: in the file's batch and, where that is free, one by one too."""
     try:
         session = load(draft, size=size)
-        batches = (1, EXAMPLES) if session.batch == "dynamic" else (int(session.batch),)
+        batches = (1, proof.count) if session.batch == "dynamic" else (int(session.batch),)
         compared = [
             parity.compare(proof.outputs, _run_in_batches(session, proof.inputs, batch), size, logits=proof.logits)
             for batch in batches
@@ -259,13 +274,11 @@ def _verify(draft: Path, path: Path, size: Size, plan: _Plan, proof: _Proof) -> 
     return [parity.worst(same_output) for same_output in zip(*compared, strict=True)]
 
 
-def _check_final(draft: Path, path: Path, plan: _Plan, golden: Golden, metadata: Metadata) -> None:
+def _check_final(draft: Path, path: Path, size: Size, plan: _Plan, proof: _Proof, metadata: Metadata) -> None:
     """What gets the name, with its last metadata inside, still says what was meant and still runs."""
     if open_artifact(draft).metadata.to_json() != metadata.to_json():
         raise ParityError(f"{path.name}: its metadata does not come back as it was written")
-    outputs = load(draft, size=Size.parse(golden.size)).run(golden.inputs)
-    verified = parity.compare(golden.outputs, outputs, golden.size)
-    parity.check(verified, plan.precision, file=path.name)
+    parity.check(_verify(draft, path, size, proof), plan.precision, file=path.name)
 
 
 def _run_in_batches(session: Session, inputs: Arrays, batch: int) -> Arrays:

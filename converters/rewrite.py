@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
+from typing import Any
 
 import torch
 from torch import nn
@@ -33,22 +34,26 @@ def fold_batch_norm(module: nn.Module, example: tuple[torch.Tensor, ...]) -> nn.
     folded = copy.deepcopy(original)
     for conv_name, norm_name in pairs:
         conv, norm = folded.get_submodule(conv_name), folded.get_submodule(norm_name)
-        conv.weight, conv.bias = fuse_conv_bn_weights(
-            conv.weight, conv.bias, norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias
-        )
+        _absorb(conv, norm)
         parent, _, child = norm_name.rpartition(".")
         setattr(folded.get_submodule(parent), child, nn.Identity())
     return folded if _same(original, folded, example) else original
 
 
+def _absorb(conv: Any, norm: Any) -> None:
+    """conv ← norm ∘ conv."""
+    conv.weight, conv.bias = fuse_conv_bn_weights(
+        conv.weight, conv.bias, norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias
+    )
+
+
 def _pairs(module: nn.Module, example: tuple[torch.Tensor, ...]) -> list[tuple[str, str]]:
     """Names of (convolution, BatchNorm) modules where the norm is the convolution's only reader."""
     program = torch.export.export(module, example, strict=False)
-    signature = program.graph_signature
+    signature, nodes = program.graph_signature, program.graph.nodes
     owners = dict(signature.inputs_to_parameters) | dict(signature.inputs_to_buffers)
-    graph = program.graph
-    convs = [node for node in graph.nodes if node.target in _CONV_OPS]
-    norms = [node for node in graph.nodes if node.target == torch.ops.aten.batch_norm.default]
+    convs = [node for node in nodes if node.target in _CONV_OPS]
+    norms = [node for node in nodes if node.target == torch.ops.aten.batch_norm.default]
     conv_uses = Counter(_owner(node, 1, owners) for node in convs)
     norm_uses = Counter(_owner(node, 3, owners) for node in norms)
     shared = _shared_modules(module)

@@ -207,12 +207,11 @@ def _at_size(path: Path, ports: tuple[Port, ...], size: Size | None, metadata: M
         raise EdgeVitError(f"{path}: its inputs are not those that its metadata names: {_listed(set(specs))}")
     resolved = []
     for port in ports:
-        expected = specs[port.name].resolve(size)
-        batch = specs[port.name].shape.index("batch") if "batch" in specs[port.name].shape else None
-        for axis, (have, want) in enumerate(zip(port.shape, expected, strict=True)):
-            if axis != batch and have is not None and have != want:
-                raise EdgeVitError(f"{path}: does not hold size {size}; it holds {', '.join(metadata.sizes)}")
-        shape = tuple(have if axis == batch else want for axis, (have, want) in enumerate(zip(port.shape, expected)))
+        spec = specs[port.name]
+        lengths = list(zip(spec.shape, port.shape, spec.resolve(size), strict=True))
+        if any(symbol != "batch" and have not in (None, want) for symbol, have, want in lengths):
+            raise EdgeVitError(f"{path}: does not hold size {size}; it holds {', '.join(metadata.sizes)}")
+        shape = tuple(have if symbol == "batch" else want for symbol, have, want in lengths)
         resolved.append(Port(port.name, shape, port.dtype))
     return tuple(resolved)
 
