@@ -103,6 +103,12 @@ def cell_of(path: Path, *, size: Size | None = None, threads: int = 1) -> Cell:
     return _cell(open_target(path, size), threads)
 
 
+def failed(path: Path, reason: str, *, size: Size | None = None, threads: int = 1) -> Measurement:
+    """The measurement of a cell that has nothing but the reason why. Raises EdgeVitError as `profile` does."""
+    target = open_target(path, size)
+    return Measurement(_cell(target, threads), "failed", _describe_artifact(target), reason)
+
+
 def is_busy(summary: dict[str, Any]) -> bool:
     """Whether the runs waited for a core. A run computes on at least one, so on a quiet machine wall is at most CPU."""
     return (summary["wall_per_cpu"] or 0) > BUSY_WALL_PER_CPU
