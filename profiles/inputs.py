@@ -74,6 +74,12 @@ def open_target(path: Path, size: Size | None) -> Target:
     return Target(path, format, size, metadata, why)
 
 
+def sizes_of(path: Path) -> tuple[Size, ...] | tuple[None]:
+    """Every size that a file offers; `(None,)` for a file that does not say. Raises EdgeVitError for a wrong path."""
+    metadata = open_target(path, None).metadata
+    return tuple(Size.parse(size) for size in metadata.sizes) if metadata else (None,)
+
+
 def make_inputs(target: Target, time_limit_s: float) -> Inputs:
     """Golden inputs where they are of this size, else seeded ones; golden ones of another size are run for the check.
 

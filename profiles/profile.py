@@ -25,6 +25,7 @@ from profiles.store import Cell, Measurement, Status
 
 PROTOCOL_VERSION = 1  # raise it when figures of the old and the new way to measure must not be ranked together
 MIN_PROCESSES = 3
+BUSY_WALL_PER_CPU = 1.2
 CORE_ML_REASON = "checked here, not timed: needs an Apple device"
 
 
@@ -102,6 +103,17 @@ def cell_of(path: Path, *, size: Size | None = None, threads: int = 1) -> Cell:
     return _cell(open_target(path, size), threads)
 
 
+def failed(path: Path, reason: str, *, size: Size | None = None, threads: int = 1) -> Measurement:
+    """The measurement of a cell that has nothing but the reason why. Raises EdgeVitError as `profile` does."""
+    target = open_target(path, size)
+    return Measurement(_cell(target, threads), "failed", _describe_artifact(target), reason)
+
+
+def is_busy(summary: dict[str, Any]) -> bool:
+    """Whether the runs waited for a core. A run computes on at least one, so on a quiet machine wall is at most CPU."""
+    return (summary["wall_per_cpu"] or 0) > BUSY_WALL_PER_CPU
+
+
 def _cell(target: Target, threads: int) -> Cell:
     device = local.describe()
     return Cell(
@@ -164,7 +176,7 @@ def _describe_artifact(target: Target) -> dict[str, Any]:
         "precision": metadata.precision if metadata else "",
         "size_bytes": size_bytes(target.path),
         "flops": metadata.flops.get(str(target.size)) if metadata else None,
-        "parameters": None,
+        "parameters": (metadata.parameters or None) if metadata else None,
         "source_sha256": metadata.source_sha256 if metadata else "",
         "file": str(target.path),
     }

@@ -10,7 +10,7 @@ from typing import Any
 
 from converters.errors import EdgeVitError
 from converters.signature import Size
-from profiles.profile import cell_of, profile
+from profiles.profile import cell_of, failed, profile
 from profiles.store import AccuracyKey, Measurement, Metric, Store
 
 FINISHED = ("ok", "not_run", "wrong_on_device")  # a failed cell is tried again by the next sweep
@@ -18,7 +18,7 @@ FINISHED = ("ok", "not_run", "wrong_on_device")  # a failed cell is tried again 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure: every size of every format with every number of threads."""
+    """What to measure: every size of every format (or file: any name that `make_artifact` knows), by threads."""
 
     formats: tuple[str, ...]
     sizes: tuple[Size, ...]
@@ -74,17 +74,18 @@ def sweep(
     plan: Plan,
     store: Store,
     *,
-    make_artifact: Callable[[str, Size], Path],
+    make_artifact: Callable[[str, Size], Path | None],
     evaluate: Callable[[Path, Size], Evaluation] | None = None,
     measure: Callable[..., Measurement] = profile,
     progress: Callable[[Progress], None] = lambda step: None,
 ) -> SweepResult:
     """Measures what `store` does not hold yet; each row is committed as soon as it is there.
 
-    `make_artifact(format, size)` gives the file (it may make it); `evaluate(path, size)` says which accuracy is to be
-    measured, once an artifact and size whatever the number of threads; None measures latency only. `measure` is called
-    as `profile` is. An exception of any of them ends that cell with its reason, never the sweep; only what ends the
-    process (an interrupt, a kill) does, and the same call then goes on where it stopped.
+    `make_artifact(format, size)` gives the file (it may make it), or None where none is meant to be;
+    `evaluate(path, size)` says which accuracy is to be measured, once an artifact and size whatever the number of
+    threads; None measures latency only. `measure` is called as `profile` is. An exception of any of them ends that cell
+    with its reason, never the sweep; only what ends the process (an interrupt, a kill) does, and the same call then
+    goes on where it stopped.
     """
     return _Sweep(plan, store, make_artifact, evaluate, measure, progress).run()
 
@@ -96,7 +97,7 @@ class _Sweep:
         self,
         plan: Plan,
         store: Store,
-        make_artifact: Callable[[str, Size], Path],
+        make_artifact: Callable[[str, Size], Path | None],
         evaluate: Callable[[Path, Size], Evaluation] | None,
         measure: Callable[..., Measurement],
         progress: Callable[[Progress], None],
@@ -130,8 +131,7 @@ class _Sweep:
                     path, size=size, threads=threads, processes=plan.processes, time_limit_s=plan.time_limit_s
                 )
             except Exception as error:  # a cell ends with a reason; the sweep goes on
-                artifact = {"name": path.name, "format": name.split()[0], "file": str(path)}
-                found = Measurement(cell, "failed", artifact, _reason(error))
+                found = failed(path, _reason(error), size=size, threads=threads)
             self.store.add_measurement(found)
         self.result.measurements.append(found)
         if found.status == "failed":
