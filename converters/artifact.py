@@ -101,6 +101,7 @@ class Metadata:
     labels: tuple[str, ...] = ()
     target: str | None = None  # Core ML deployment target, such as "ios16"
     flops: dict[str, int] = field(default_factory=dict)  # by size, batch 1; a multiply-add counts as two
+    parameters: int = 0
     verified: tuple[Verified, ...] = ()
     golden: Golden | None = None
 

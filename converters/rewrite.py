@@ -1,0 +1,99 @@
+"""Rewrites of a module that change how fast it runs and not what it computes."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.utils.fusion import fuse_conv_bn_weights
+
+_CONVOLUTIONS = {nn.Conv1d, nn.Conv2d, nn.Conv3d}
+_BATCH_NORMS = {nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d}
+_CONV_OPS = {torch.ops.aten.conv1d.default, torch.ops.aten.conv2d.default, torch.ops.aten.conv3d.default}
+_TOLERANCE = 1e-5
+
+
+def fold_batch_norm(module: nn.Module, example: tuple[torch.Tensor, ...]) -> nn.Module:
+    """A copy of `module` (eval mode) in which each BatchNorm that follows a convolution is part of its weights.
+
+    `example` holds forward's arguments. Which BatchNorm reads which convolution is taken from the traced graph, so it
+    works whatever the modules are called and however forward is written; only plain torch classes are touched, each
+    used once. A module that cannot be traced, or whose output on `example` would change by more than 1e-5 of its
+    standard deviation, comes back as an unchanged copy.
+    """
+    original = copy.deepcopy(module).eval()
+    try:
+        pairs = _pairs(original, example)
+    except Exception:  # whatever a stranger's module makes torch.export say: then there is nothing to fold
+        return original
+    if not pairs:
+        return original
+    folded = copy.deepcopy(original)
+    for conv_name, norm_name in pairs:
+        conv, norm = folded.get_submodule(conv_name), folded.get_submodule(norm_name)
+        _absorb(conv, norm)
+        parent, _, child = norm_name.rpartition(".")
+        setattr(folded.get_submodule(parent), child, nn.Identity())
+    return folded if _same(original, folded, example) else original
+
+
+def _absorb(conv: Any, norm: Any) -> None:
+    """conv ← norm ∘ conv."""
+    conv.weight, conv.bias = fuse_conv_bn_weights(
+        conv.weight, conv.bias, norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias
+    )
+
+
+def _pairs(module: nn.Module, example: tuple[torch.Tensor, ...]) -> list[tuple[str, str]]:
+    """Names of (convolution, BatchNorm) modules where the norm is the convolution's only reader."""
+    program = torch.export.export(module, example, strict=False)
+    signature, nodes = program.graph_signature, program.graph.nodes
+    owners = dict(signature.inputs_to_parameters) | dict(signature.inputs_to_buffers)
+    convs = [node for node in nodes if node.target in _CONV_OPS]
+    norms = [node for node in nodes if node.target == torch.ops.aten.batch_norm.default]
+    conv_uses = Counter(_owner(node, 1, owners) for node in convs)
+    norm_uses = Counter(_owner(node, 3, owners) for node in norms)
+    shared = _shared_modules(module)
+    pairs = []
+    for node in norms:
+        source = node.args[0]
+        conv_name, norm_name = _owner(source, 1, owners) if source in convs else None, _owner(node, 3, owners)
+        if conv_name is None or norm_name is None or conv_uses[conv_name] != 1 or norm_uses[norm_name] != 1:
+            continue
+        if len(source.users) != 1 or {conv_name, norm_name} & shared:
+            continue
+        conv, norm = module.get_submodule(conv_name), module.get_submodule(norm_name)
+        if type(conv) in _CONVOLUTIONS and type(norm) in _BATCH_NORMS and not hasattr(conv, "parametrizations"):
+            pairs.append((conv_name, norm_name))
+    return pairs
+
+
+def _owner(node: torch.fx.Node, argument: int, owners: dict[str, str]) -> str | None:
+    """Name of the module whose tensor is that argument of `node`, or None where it is computed."""
+    tensor = node.args[argument] if len(node.args) > argument else None
+    name = owners.get(tensor.name) if isinstance(tensor, torch.fx.Node) else None
+    return name.rpartition(".")[0] if name else None
+
+
+def _shared_modules(module: nn.Module) -> set[str]:
+    """Names of modules that hold a parameter which another name also reaches: changing it would change both."""
+    names: dict[int, set[str]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), set()).add(name.rpartition(".")[0])
+    return set().union(*(owners for owners in names.values() if len(owners) > 1))
+
+
+def _same(one: nn.Module, two: nn.Module, example: tuple[torch.Tensor, ...]) -> bool:
+    with torch.no_grad():
+        pairs = zip(_tensors(one(*example)), _tensors(two(*example)), strict=True)
+        return all(bool((a - b).abs().max() <= _TOLERANCE * max(float(a.std()), 1e-12)) for a, b in pairs)
+
+
+def _tensors(outputs: object) -> list[torch.Tensor]:
+    if isinstance(outputs, torch.Tensor):
+        return [outputs]
+    values = outputs.values() if isinstance(outputs, dict) else outputs
+    return [tensor for item in values for tensor in _tensors(item)]  # type: ignore[attr-defined]

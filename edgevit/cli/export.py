@@ -1,0 +1,120 @@
+"""`edgevit export`: ONNX, TFLite and Core ML files, each checked by running it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from converters.signature import Size
+from edgevit.cli.options import FORMATS, PATH, SIZES
+
+if TYPE_CHECKING:
+    from converters.artifact import Artifact
+
+
+@click.command("export")
+@click.argument("source")
+@click.option(
+    "--weights", metavar="FILE|FOLDER|hf:REPO", help="Weights for a model's name: timm, Hugging Face, CVNets."
+)
+@click.option(
+    "--format",
+    "formats",
+    type=FORMATS,
+    default="onnx,tflite,coreml",
+    show_default=True,
+    help="Formats to write, with commas.",
+)
+@click.option("--sizes", type=SIZES, help="Such as 160,256 or 192x320 (height x width).  [default: those of the run]")
+@click.option("--precision", type=click.Choice(("fp32", "fp16")), help="[default: fp16 for coreml, else fp32]")
+@click.option(
+    "--batch",
+    type=click.Choice(("1", "dynamic")),
+    default="dynamic",
+    show_default=True,
+    help="Of ONNX files; TFLite and Core ML files take one picture.",
+)
+@click.option(
+    "--target",
+    type=click.Choice(("ios16", "ios17", "ios18")),
+    default="ios16",
+    show_default=True,
+    help="Oldest system for Core ML; with ios18 several sizes share one package.",
+)
+@click.option("--out", type=PATH, help="Folder to write into.  [default: artifacts/ of the run, else exports/]")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON; progress goes to stderr.")
+def command(
+    source: str,
+    weights: str | None,
+    formats: tuple[str, ...],
+    sizes: tuple[Size, ...] | None,
+    precision: str | None,
+    batch: str,
+    target: str,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """Write ONNX, TFLite and Core ML files of SOURCE, each checked by running it.
+
+    SOURCE is a model's name (see `edgevit models`), a run folder, or a checkpoint inside one.
+
+    \b
+    edgevit export runs/digits --sizes 32,64,96
+    edgevit export mobilevit_s --weights hf:apple/mobilevit-small --sizes 160,256
+    edgevit export runs/digits --format coreml --target ios18 --sizes 32,64
+
+    Every file is run at every size and compared with the model on real pictures. Error is the largest difference as
+    a share of the output's standard deviation: at most 1e-4 for fp32 and 2e-2 for fp16, or the command fails with
+    exit code 3 and leaves no file.
+    """
+    from edgevit.export import export
+    from edgevit.sources import load_source
+
+    artifacts = export(
+        load_source(source, weights=weights),
+        formats=formats,
+        sizes=sizes or (),
+        precision=precision,
+        batch=1 if batch == "1" else batch,
+        target=target,
+        out=out,
+        progress=lambda line: click.echo(line, err=as_json),
+    )
+    if as_json:
+        click.echo(json.dumps([_as_json(artifact) for artifact in artifacts], indent=2))
+        return
+    for artifact in artifacts:
+        click.echo(_summary(artifact))
+
+
+def _as_json(artifact: Artifact) -> dict[str, object]:
+    from converters.artifact import size_bytes
+
+    meta = artifact.metadata
+    return {
+        "path": str(artifact.path),
+        "format": meta.format,
+        "precision": meta.precision,
+        "batch": meta.batch,
+        "sizes": meta.sizes,
+        "size_bytes": size_bytes(artifact.path),
+        "verified": [asdict(item) for item in meta.verified],
+    }
+
+
+def _summary(artifact: Artifact) -> str:
+    """The path and size of a file, and below it how closely it agreed at each size."""
+    from converters.artifact import size_bytes
+
+    meta = artifact.metadata
+    batch = "any batch" if meta.batch == "dynamic" else f"batch {meta.batch}"
+    lines = [f"{artifact.path}  {size_bytes(artifact.path) / 1e6:.2f} MB, {meta.precision}, {batch}"]
+    for item in meta.verified:
+        lines.append(f"  size {item.size}: {item.output} error {item.max_abs_over_std:.1e}, SNR {item.snr_db:.0f} dB")
+    if meta.format == "coreml":
+        lines.append("  checked with the evaluator, not on Apple hardware")
+    return "\n".join(lines)
