@@ -4,22 +4,62 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import nn
 
-from converters.artifact import Artifact, Preprocessing
+from converters.artifact import FORMATS, Artifact, Preprocessing, artifact_sha256
 from converters.errors import EdgeVitError
 from converters.signature import Size
-from edgevit.data.images import ImageSet, evaluation_transform
+from edgevit.data.images import ImageSet, evaluation_transform, load_images
+from edgevit.run_folder import RunFolder
 from edgevit.training.tasks import classification
-from profiles.store import AccuracyKey, Metric
+from profiles.store import AccuracyKey, Metric, Store
 
 BATCH_SIZE = 64
 SUBSET_SEED = 20110  # which pictures a limit takes; fixed for ever, so that figures stay comparable
 Z_95 = 1.959963984540054  # 97.5 % quantile of the normal distribution
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """One row of `evaluate`: what was measured on which data, and what came out."""
+
+    key: AccuracyKey
+    data_name: str
+    metric: Metric
+
+
+def evaluate(
+    source: Path | str,
+    *,
+    data: str | None = None,
+    sizes: Sequence[Size] | None = None,
+    limit: int | None = None,
+    threads: int = 1,
+) -> list[Evaluated]:
+    """Top-1 accuracy on the held-out images of `data`, by size, of a run folder's weights or of an exported file.
+
+    `data` and `sizes` default to the run's, also for a file in a run's artifacts/; sizes of a file to all it offers.
+    What belongs to a run is kept in its runs.db. `threads` are those of an exported file's runtime.
+    Raises EdgeVitError for a source that is neither, or when `data` is neither given nor known.
+    """
+    path = Path(source)
+    subject = _artifact(path, limit, threads) if path.suffix in FORMATS else _checkpoint(path, limit)
+    run = subject.run
+    if data is None and run is None:
+        raise EdgeVitError(f"{path}: not in a run's artifacts/, so say which images with --data")
+    images = load_images(data or run.config["data"], "test")  # type: ignore[union-attr]
+    rows = []
+    for size in sizes or subject.sizes:
+        key = accuracy_key(subject.sha256, size, images, subject.preprocessing, limit)
+        rows.append(Evaluated(key, images.name, subject.measure(images, size)))
+        if run:
+            Store(run.db_path).add_metric(key, images.name, rows[-1].metric)
+    return rows
 
 
 def evaluate_module(
@@ -56,17 +96,15 @@ def evaluate_artifact(
 
     Raises EdgeVitError when the artifact has no preprocessing, does not offer `size`, or names other classes.
     """
-    from converters import run
+    from converters.run import load
 
     path = artifact.path if isinstance(artifact, Artifact) else Path(artifact)
-    session = run.load(path, size=size, threads=threads)
+    session = load(path, size=size, threads=threads)
     metadata = session.metadata
-    if metadata.preprocessing is None:
-        raise EdgeVitError(f"{path}: says nothing of its preprocessing; export it from a run or from known weights")
-    if metadata.labels and tuple(metadata.labels) != tuple(images.classes):
-        raise EdgeVitError(
-            f"{path}: its classes are {_some(metadata.labels)}; those of {images.name} are {_some(images.classes)}"
-        )
+    if metadata is None:
+        raise EdgeVitError(f"{path}: carries no edgevit metadata; write it with `edgevit export`")
+    preprocessing = _preprocessing_of(path, metadata.preprocessing)
+    _check_classes(path, metadata.labels, images)
     image_name, logits_name = metadata.signature.inputs[0].name, metadata.signature.outputs[0].name
     fixed = None if session.batch == "dynamic" else int(session.batch)
 
@@ -76,7 +114,7 @@ def evaluate_artifact(
             batch = np.concatenate([batch, np.repeat(batch[-1:], fixed - count, axis=0)])
         return session.run({image_name: batch})[logits_name][:count]
 
-    return _accuracy(predict, images, size, metadata.preprocessing, limit, fixed or BATCH_SIZE)
+    return _accuracy(predict, images, size, preprocessing, limit, fixed or BATCH_SIZE)
 
 
 def accuracy_key(
@@ -105,6 +143,64 @@ def wilson(correct: int, n: int) -> tuple[float, float]:
     centre = (p + z2 / (2 * n)) / (1 + z2 / n)
     half = Z_95 / (1 + z2 / n) * math.sqrt(p * (1 - p) / n + z2 / (4 * n * n))
     return max(0.0, centre - half), min(1.0, centre + half)
+
+
+@dataclass(frozen=True)
+class _Subject:
+    """What `evaluate` was pointed at: how it is measured at a size, and the run that it belongs to."""
+
+    measure: Callable[[ImageSet, Size], Metric]
+    sha256: str
+    preprocessing: Preprocessing
+    sizes: Sequence[Size]
+    run: RunFolder | None
+
+
+def _checkpoint(path: Path, limit: int | None) -> _Subject:
+    from edgevit.sources import load_source
+
+    source = load_source(path)
+    if source.run is None:
+        raise EdgeVitError(f"{path}: a model without weights; give a run folder or an exported file")
+
+    def measure(images: ImageSet, size: Size) -> Metric:
+        source.signature.check(size)
+        _check_classes(path, source.labels, images)
+        return evaluate_module(source.module, images, size, source.preprocessing, limit)
+
+    return _Subject(measure, source.sha256, source.preprocessing, source.run.sizes, source.run)
+
+
+def _artifact(path: Path, limit: int | None, threads: int) -> _Subject:
+    from converters.run import open_artifact
+
+    artifact = open_artifact(path)
+    folder = path.absolute().parent
+    owner = folder.parent if folder.name == "artifacts" and RunFolder.stands_at(folder.parent) else None
+
+    def measure(images: ImageSet, size: Size) -> Metric:
+        return evaluate_artifact(artifact, images, size, limit, threads)
+
+    return _Subject(
+        measure,
+        artifact_sha256(path),
+        _preprocessing_of(path, artifact.metadata.preprocessing),
+        artifact.sizes,
+        owner and RunFolder.open(owner),
+    )
+
+
+def _preprocessing_of(path: Path, preprocessing: Preprocessing | None) -> Preprocessing:
+    if preprocessing is None:
+        raise EdgeVitError(f"{path}: says nothing of its preprocessing; export it from a run or from known weights")
+    return preprocessing
+
+
+def _check_classes(path: Path, labels: Sequence[str], images: ImageSet) -> None:
+    if labels and tuple(labels) != tuple(images.classes):
+        raise EdgeVitError(
+            f"{path}: its classes are {_some(labels)}; those of {images.name} are {_some(images.classes)}"
+        )
 
 
 def _accuracy(

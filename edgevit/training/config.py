@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from converters.errors import EdgeVitError
@@ -14,7 +15,7 @@ PRECISIONS = ("no", "bf16", "fp16")
 # Small sets need other lengths than the paper's 300 epochs of ImageNet; docs/training.md says what these reach.
 RECIPES: dict[str, dict[str, Any]] = {
     "digits": {"epochs": 30, "batch_size": 32, "warmup_steps": 50, "workers": 0},
-    "fashion-mnist": {"epochs": 10, "batch_size": 64, "warmup_steps": 200, "workers": 0},
+    "fashion-mnist": {"epochs": 10, "batch_size": 32, "warmup_steps": 100, "workers": 0},
 }
 
 # What may differ when a run is resumed: it changes how fast the run goes, not what it computes.
@@ -28,7 +29,8 @@ class TrainConfig:
     `batch_size` is each process's at `base_size`; a step at another size takes as many images as cost the same.
     The learning rate rises from `warmup_lr` to `lr` in `warmup_steps`, then falls along a cosine to `min_lr`.
     `max_steps` and `max_cpu_seconds` (of the main process, evaluation in between included) end a training early, with
-    the cosine drawn in so that it has come down by then. `init` names weights to start from. `augment` "auto" is what
+    the cosine drawn in so that it has come down by then. `init` names weights to start from, of which
+    the classifier is left out where it has another number of classes. `augment` "auto" is what
     suits the data set. `evaluate_every` counts epochs; None is five times in a training; the last epoch always is.
     """
 
@@ -64,7 +66,7 @@ class TrainConfig:
         """
         given = {name: value for name, value in options.items() if value is not None}
         base_size = given.pop("base_size", None) or middle(sizes)
-        config = cls(model, data, sizes, base_size, **(RECIPES.get(data, {}) | given))
+        config = cls(model, locate(data), sizes, base_size, **(RECIPES.get(data, {}) | given))
         config.check()
         return config
 
@@ -104,6 +106,12 @@ class TrainConfig:
         ]
         if differing:
             raise EdgeVitError(f"cannot resume with other options: {'; '.join(differing)}")
+
+
+def locate(data: str) -> str:
+    """The absolute path of a folder given by a relative one, so that the run finds it from anywhere; else the name."""
+    folder = Path(data).expanduser()
+    return data if data in RECIPES or not folder.is_dir() else str(folder.resolve())
 
 
 def middle(sizes: tuple[Size, ...]) -> Size:

@@ -19,6 +19,7 @@ from converters.errors import EdgeVitError
 from converters.signature import Signature
 from edgevit.data.images import ImageDataset, ImageSet, load_images
 from edgevit.data.multi_scale import MultiScaleBatchSampler
+from edgevit.models.pretrained import load_weights, read_weights
 from edgevit.models.registry import create_model
 from edgevit.run_folder import RunFolder
 from edgevit.training.checkpoint import Position, load_state, save_state, save_weights
@@ -123,9 +124,9 @@ def _model(config: TrainConfig, num_classes: int) -> tuple[nn.Module, Preprocess
     model = create_model(config.model, num_classes)
     if config.init is None:
         return model, Preprocessing(size=str(config.base_size))
-    from edgevit.models.pretrained import load_weights
-
-    return model, replace(load_weights(model, config.init), size=str(config.base_size))
+    weights = read_weights(config.init)
+    preprocessing = load_weights(model, weights, new_head=weights.num_classes != num_classes)
+    return model, replace(preprocessing, size=str(config.base_size))
 
 
 def _run_folder(
