@@ -77,12 +77,17 @@ def read(path: Path) -> str | None:
 
 
 def _different_sides(signature: Signature, sizes: Sequence[Size]) -> Size:
-    """A size near the first in which no two symbolic dimensions are equal, so that the trace cannot confuse them."""
+    """A size about as large as the largest in which no two symbolic dimensions are equal, so that none is confused.
+
+    Nor is one a single unit: a map of one pixel would be traced as if it could not grow.
+    """
     values: dict[str, int] = {}
     for dim in signature.dims:
-        candidates = [size[dim.name] for size in sizes]
-        candidates += [candidates[0] + dim.multiple_of * step for step in range(1, len(signature.dims) + 1)]
-        values[dim.name] = next(value for value in candidates if value not in values.values())
+        largest = max(size[dim.name] for size in sizes)
+        start = max(largest, 2 * dim.multiple_of)
+        near = [start + dim.multiple_of * step for step in (0, -1, 1, -2, 2, 3)]
+        allowed = [n for n in near if n >= 2 * dim.multiple_of and (dim.maximum is None or n <= dim.maximum)]
+        values[dim.name] = next((n for n in allowed if n not in values.values()), largest)
     return Size(tuple(values.items()))
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -36,6 +39,8 @@ PRECISIONS = {"onnx": ("fp32", "fp16"), "tflite": ("fp32",), "coreml": ("fp16", 
 TARGETS = ("ios16", "ios17", "ios18")
 # Examples asked for; with the golden one they make a batch that no file is traced with, so that a batch baked in shows.
 EXAMPLES = 3
+# With less than this left, a converter that failed did so for want of space: C++ writers do not say it.
+LITTLE_SPACE_BYTES = 1 << 16
 
 
 def export(
@@ -241,11 +246,10 @@ def _write(
                     batch=plan.batch,
                     **plan.options,
                 )
-            except (EdgeVitError, OSError):
+            except EdgeVitError:
                 raise
             except Exception as error:  # converters raise whatever they like
-                lines = str(error).strip().splitlines() or [type(error).__name__]
-                raise EdgeVitError(f"{path.name}: the {plan.format} converter failed: {lines[0]}") from error
+                raise _converter_error(error, path, plan) from error
             converter.embed(draft, metadata.to_json())
         progress(f"{path.name}: converted in {time.monotonic() - started:.0f} s; running it at every size")
         verified = [item for size in plan.sizes for item in _verify(draft, path, size, proof[size])]
@@ -255,6 +259,19 @@ def _write(
         _check_final(draft, path, smallest, plan, proof[smallest], metadata)
     progress(f"{path.name}: checked, {time.monotonic() - started:.0f} s in all")
     return Artifact(path, metadata)
+
+
+def _converter_error(error: BaseException, path: Path, plan: _Plan) -> Exception:
+    """One line from the bottom of a converter's chain of exceptions; a full disk is told as what it is."""
+    root = error
+    while cause := root.__cause__ or root.__context__:
+        root = cause
+    if isinstance(root, OSError) and root.errno:
+        return root
+    if shutil.disk_usage(path.parent).free < LITTLE_SPACE_BYTES:
+        return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    lines = str(root).strip().splitlines() or [type(root).__name__]
+    return EdgeVitError(f"{path.name}: the {plan.format} converter failed: {lines[0]}")
 
 
 def _verify(draft: Path, path: Path, size: Size, proof: _Proof) -> list[Verified]:

@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     help="Oldest system for Core ML; with ios18 several sizes share one package.",
 )
 @click.option("--out", type=PATH, help="Folder to write into.  [default: artifacts/ of the run, else exports/]")
-@click.option("--num-classes", type=click.IntRange(min=1), help="Of a model without weights.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; progress goes to stderr.")
 def command(
     source: str,
@@ -57,7 +56,6 @@ def command(
     batch: str,
     target: str,
     out: Path | None,
-    num_classes: int | None,
     as_json: bool,
 ) -> None:
     """Write ONNX, TFLite and Core ML files of SOURCE, each checked by running it.
@@ -77,7 +75,7 @@ def command(
     from edgevit.sources import load_source
 
     artifacts = export(
-        load_source(source, weights=weights, num_classes=num_classes),
+        load_source(source, weights=weights),
         formats=formats,
         sizes=sizes or (),
         precision=precision,

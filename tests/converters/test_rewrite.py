@@ -1,0 +1,102 @@
+"""BatchNorm folded into convolutions: the same function, fewer layers, whoever wrote the module."""
+
+import pytest
+import torch
+from export_models import Small, lively
+from torch import nn
+
+from converters.rewrite import fold_batch_norm
+from converters.signature import Size
+from edgevit.models.registry import create_model
+
+
+def norms(module):
+    return [name for name, layer in module.named_modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
+
+
+def run(module, *inputs):
+    with torch.no_grad():
+        return module.eval()(*inputs)
+
+
+def randomised(module):
+    torch.manual_seed(0)
+    for layer in module.modules():
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+            nn.init.normal_(layer.running_mean)
+            nn.init.uniform_(layer.running_var, 0.5, 2)
+            if layer.affine:
+                nn.init.uniform_(layer.weight, 0.5, 2)
+                nn.init.normal_(layer.bias)
+    return module.eval()
+
+
+@pytest.mark.parametrize(("build", "side"), [(Small, 32), (lambda: create_model("mobilevit_xxs", 10), 64)])
+def test_every_norm_is_folded_and_nothing_changes(build, side):
+    module = lively(build(), Size.image(side, side))
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    folded = fold_batch_norm(module, (torch.rand(1, 3, side, side),))
+    assert norms(module)
+    assert not norms(folded)
+    image = torch.rand(3, 3, side + 32, side)  # another size and batch than the one that was traced
+    expected = run(module, image)
+    assert (run(folded, image) - expected).abs().max() < 1e-5 * expected.std()
+    assert all(torch.equal(before[name], value) for name, value in module.state_dict().items())
+
+
+class Wired(nn.Module):
+    """Convolutions whose norm may not be folded, and one whose norm may."""
+
+    def __init__(self):
+        super().__init__()
+        self.read_twice, self.read_twice_norm = nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4)
+        self.used_twice = nn.Conv2d(4, 4, 1)
+        self.used_twice_norm = nn.BatchNorm2d(4)
+        self.tied, self.tied_norm = nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4)
+        self.twin = nn.Conv2d(4, 4, 1)
+        self.twin.weight = self.tied.weight
+        self.up, self.up_norm = nn.ConvTranspose2d(4, 4, 2), nn.BatchNorm2d(4)
+        self.before, self.fine, self.fine_norm = nn.BatchNorm2d(4), nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4, affine=False)
+
+    def forward(self, x):
+        y = self.read_twice(x)
+        x = self.read_twice_norm(y) + y
+        x = self.used_twice_norm(self.used_twice(self.used_twice(x).sigmoid()))
+        x = self.tied_norm(self.tied(x)).sigmoid() + self.twin(x)
+        x = self.up_norm(self.up(x)).sigmoid()
+        return self.fine_norm(self.fine(self.before(x)))
+
+
+def test_only_what_may_be_folded_is_folded():
+    module = randomised(Wired())
+    folded = fold_batch_norm(module, (torch.rand(1, 3, 8, 8),))
+    assert set(norms(module)) - set(norms(folded)) == {"fine_norm"}
+    image = torch.rand(2, 3, 12, 8)
+    torch.testing.assert_close(run(folded, image), run(module, image), rtol=0, atol=1e-5)
+
+
+class ActingNorm(nn.BatchNorm2d):
+    """A norm that does more, as timm's do: dropping it would drop its activation."""
+
+    def forward(self, x):
+        return super().forward(x).relu()
+
+
+def test_a_norm_that_does_more_is_left():
+    module = randomised(nn.Sequential(nn.Conv2d(3, 4, 3), ActingNorm(4)))
+    folded = fold_batch_norm(module, (torch.rand(1, 3, 8, 8),))
+    assert norms(folded) == ["1"]
+    image = torch.rand(1, 3, 8, 8)
+    assert torch.equal(run(folded, image), run(module, image))
+
+
+class Untraceable(nn.Sequential):
+    def forward(self, x):
+        return super().forward(x) * float(x.sum())
+
+
+def test_a_module_that_cannot_be_traced_is_left_as_it_is():
+    module = randomised(Untraceable(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)))
+    folded = fold_batch_norm(module, (torch.rand(1, 3, 8, 8),))
+    assert norms(folded) == ["1"]
+    assert folded is not module
