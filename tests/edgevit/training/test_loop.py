@@ -182,6 +182,22 @@ def test_a_cpu_budget_ends_it(config, tmp_path):
     assert train(replace(config, epochs=1000, max_cpu_seconds=1.0), run.path, resume=True).metrics() == run.metrics()
 
 
+def test_precisions_in_one_process(config, tmp_path):
+    losses = {}
+    for precision in ("no", "bf16"):
+        run = train(replace(config, max_steps=2, precision=precision), tmp_path / precision)
+        losses[precision] = run.metrics()[-1]["loss"]
+    assert losses["bf16"] != losses["no"]
+    assert losses["bf16"] == pytest.approx(losses["no"], rel=0.05)
+
+
+def test_weights_to_start_from(config, uninterrupted, tmp_path):
+    started = train(replace(config, init=str(uninterrupted.path), max_steps=1, lr=1e-9, warmup_lr=1e-9), tmp_path / "a")
+    ours, theirs = load_file(started.weights_path), load_file(uninterrupted.weights_path)
+    for name in ("stem.conv.weight", "classifier.weight"):
+        torch.testing.assert_close(ours[name], theirs[name], rtol=0, atol=1e-6)
+
+
 def test_fraction_takes_the_nearest_limit(config):
     from edgevit.training.checkpoint import Position
 
