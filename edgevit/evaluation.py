@@ -176,7 +176,7 @@ def _artifact(path: Path, limit: int | None, threads: int) -> _Subject:
 
     artifact = open_artifact(path)
     folder = path.absolute().parent
-    owner = folder.parent if folder.name == "artifacts" and RunFolder.stands_at(folder.parent) else None
+    belongs = folder.name == "artifacts" and RunFolder.stands_at(folder.parent)
 
     def measure(images: ImageSet, size: Size) -> Metric:
         return evaluate_artifact(artifact, images, size, limit, threads)
@@ -186,7 +186,7 @@ def _artifact(path: Path, limit: int | None, threads: int) -> _Subject:
         artifact_sha256(path),
         _preprocessing_of(path, artifact.metadata.preprocessing),
         artifact.sizes,
-        owner and RunFolder.open(owner),
+        RunFolder.open(folder.parent) if belongs else None,
     )
 
 

@@ -45,8 +45,7 @@ class Position:
 
 def save_weights(module: nn.Module, path: Path) -> None:
     """`module`'s parameters and buffers, under its own names. Whole or not at all."""
-    with written_beside(path) as draft:
-        save_file(_dense(module.state_dict()), draft, metadata={"format": "pt"})
+    _write(path, module.state_dict(), {"format": "pt"})
 
 
 def save_state(
@@ -65,8 +64,7 @@ def save_state(
     for index, slots in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{index}.{slot}": value for slot, value in slots.items()}
     about = {"position": asdict(position), "sampler": sampler, "scaler": scaler}
-    with written_beside(folder / FILE) as draft:
-        save_file(_dense(tensors), draft, metadata={"edgevit_state": VERSION, "about": json.dumps(about)})
+    _write(folder / FILE, tensors, {"edgevit_state": VERSION, "about": json.dumps(about)})
 
 
 def load_state(
@@ -111,8 +109,13 @@ def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
-def _dense(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Copies on the CPU, each with storage of its own in plain order: safetensors takes nothing else."""
-    return {
+def _write(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    # Copies on the CPU, each with storage of its own in plain order: safetensors takes nothing else.
+    dense = {
         name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()
     }
+    with written_beside(path) as draft:
+        try:
+            save_file(dense, draft, metadata=metadata)
+        except SafetensorError as error:  # what it makes of a full disk
+            raise EdgeVitError(f"{path}: cannot write it ({error})") from error

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from torch import nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.swa_utils import AveragedModel
@@ -67,7 +68,7 @@ def set_up(config: TrainConfig, out: Path, *, resume: bool) -> Training:
     config.check()
     if config.threads:
         torch.set_num_threads(config.threads)
-    accelerator = Accelerator(mixed_precision=config.precision)
+    accelerator = _accelerator(config.precision)
     images, held_out = load_images(config.data, "train"), load_images(config.data, "test")
     signature = Signature.image_classifier(len(images.classes))
     for size in (*config.sizes, config.base_size):
@@ -92,7 +93,7 @@ def set_up(config: TrainConfig, out: Path, *, resume: bool) -> Training:
         pin_memory=accelerator.device.type == "cuda",
         generator=torch.Generator().manual_seed(config.seed),  # its own, so that it draws from no global one
     )
-    model = model.to(accelerator.device, memory_format=torch.channels_last)
+    model = model.to(accelerator.device).to(memory_format=torch.channels_last)
     average = AveragedModel(model, use_buffers=True)
     adamw = AdamW(parameter_groups(model, config.weight_decay), lr=config.lr, fused=True)
 
@@ -118,6 +119,15 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, ob
     matrices = [parameter for parameter in model.parameters() if parameter.ndim > 1]
     vectors = [parameter for parameter in model.parameters() if parameter.ndim <= 1]
     return [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+
+
+def _accelerator(precision: str) -> Accelerator:
+    # accelerate keeps a precision for the life of the process, and refuses a second training that wants another.
+    AcceleratorState._reset_state()
+    try:
+        return Accelerator(mixed_precision=precision)
+    except ValueError as error:
+        raise EdgeVitError(f"--precision {precision}: {str(error).splitlines()[0]}") from error
 
 
 def _model(config: TrainConfig, num_classes: int) -> tuple[nn.Module, Preprocessing]:
