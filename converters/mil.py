@@ -9,76 +9,49 @@ from __future__ import annotations
 
 import collections
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import coremltools
 import numpy as np
 import torch
-from coremltools.libmilstoragepython import _BlobStorageReader as BlobReader  # private, and tied to coremltools 9
-from coremltools.proto import MIL_pb2
 from torch import Tensor
 
 from converters.errors import EdgeVitError
 from converters.mil_ops import OPS
-
-# MIL's element types that the evaluator knows, as numpy names them, and how the blob reader reads each.
-DTYPES = {
-    MIL_pb2.FLOAT16: "float16",
-    MIL_pb2.FLOAT32: "float32",
-    MIL_pb2.INT8: "int8",
-    MIL_pb2.INT16: "int16",
-    MIL_pb2.INT32: "int32",
-    MIL_pb2.UINT8: "uint8",
-    MIL_pb2.UINT16: "uint16",
-    MIL_pb2.BOOL: "bool",
-    MIL_pb2.STRING: "str",
-}
-BLOB_NAMES = {"float16": "fp16", "float32": "float"}
-Constant = np.ndarray | str | list[str]  # fp16 constants are held as fp32 arrays
-
-
-@dataclass(frozen=True)
-class ValueType:
-    """Shape (None: any size) and numpy dtype name of one value."""
-
-    shape: tuple[int | None, ...]
-    dtype: str
-
-    def __str__(self) -> str:
-        return f"{self.dtype} ({', '.join('?' if size is None else str(size) for size in self.shape)})"
+from converters.mil_package import Constant, ValueType, Weights, read_spec, value_type
 
 
 class Program:
     """An ML Program on disk (.mlpackage), read once: afterwards the folder may be renamed or removed.
 
-    Raises EdgeVitError when `path` is missing, foreign or truncated, or uses ops or arguments that the evaluator lacks;
-    all missing ops are named at once.
+    `metadata` is the user-defined metadata. Raises EdgeVitError when `path` is missing, foreign or truncated, or uses
+    ops or arguments that the evaluator lacks; all missing ops are named at once.
     """
 
     def __init__(self, path: Path) -> None:
-        spec = _read_spec(path)
-        program = spec.mlProgram
+        spec = read_spec(path)
+        functions = spec.mlProgram.functions
+        blocks = {name: item.block_specializations[item.opset] for name, item in functions.items()}
+        _check_ops(path, blocks.values())
         self.path = path
         self.metadata: dict[str, str] = dict(spec.description.metadata.userDefined)
-        self.functions: list[str] = list(program.functions)
-        self.default_function: str = spec.description.defaultFunctionName or "main"
-        if self.default_function not in self.functions:
-            self.default_function = self.functions[0]
-        blocks = {name: item.block_specializations[item.opset] for name, item in program.functions.items()}
-        _check_ops(path, blocks.values())
-        weights = _Weights(path)
+        self.functions: list[str] = list(functions)
+        named = spec.description.defaultFunctionName or "main"
+        self.default_function: str = named if named in self.functions else self.functions[0]
+        weights = Weights(path)
         self._functions = {
             name: _Function(f"{path}: function {name!r}", item.inputs, blocks[name], weights)
-            for name, item in program.functions.items()
+            for name, item in functions.items()
         }
 
     def inputs(self, function: str | None = None) -> dict[str, ValueType]:
+        """Names, shapes and dtypes that `run` takes."""
         return dict(self._function(function).inputs)
 
     def outputs(self, function: str | None = None) -> dict[str, ValueType]:
+        """Names, shapes and dtypes that `run` gives."""
         return dict(self._function(function).outputs)
 
     def run(self, inputs: dict[str, np.ndarray], function: str | None = None) -> dict[str, np.ndarray]:
@@ -97,12 +70,19 @@ class Program:
 
 @dataclass(frozen=True)
 class _Output:
-    """A result of a step. fp16 is held in fp32; `rounds` says that the step's result must be rounded to fp16 first."""
+    """A result of a step. fp16 is held in fp32; `rounds` says that the result must be rounded to fp16 first."""
 
     name: str
     type: ValueType
-    held_as: torch.dtype
     rounds: bool
+
+    def store(self, tensor: Tensor, values: dict[str, Tensor], label: str) -> None:
+        if self.rounds:
+            tensor = tensor.half().float()
+        found = _type_of(tensor)
+        if not _held(self.type).matches(found):
+            raise EdgeVitError(f"{label}: {self.name!r} is {found}, the program declares {self.type}")
+        values[self.name] = tensor
 
 
 @dataclass(frozen=True)
@@ -131,92 +111,102 @@ class _Step:
         if len(results) != len(self.outputs):
             raise EdgeVitError(f"{self.label}: gives {len(results)} values, the program declares {len(self.outputs)}")
         for output, tensor in zip(self.outputs, results, strict=True):
-            if output.rounds:
-                tensor = tensor.half().float()
-            if tensor.dtype != output.held_as or not _fits(tensor.shape, output.type.shape):
-                found = ValueType(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
-                raise EdgeVitError(f"{self.label}: {output.name!r} is {found}, the program declares {output.type}")
-            values[output.name] = tensor
+            output.store(tensor, values, self.label)
 
 
 class _Function:
     """One function of a program: its constants as tensors, and its steps in order."""
 
-    def __init__(self, where: str, inputs: Sequence[Any], block: Any, weights: _Weights) -> None:
+    def __init__(self, where: str, inputs: Sequence[Any], block: Any, weights: Weights) -> None:
         self.where = where
-        self.inputs = {item.name: _value_type(item, where) for item in inputs}
+        self.inputs = {item.name: value_type(item, where) for item in inputs}
+        self._types = dict(self.inputs)
         self._constants: dict[str, Constant] = {}
         self._tensors: dict[str, Tensor] = {}  # the constants that steps take as tensors
         self._steps: list[_Step] = []
-        types = dict(self.inputs)
         for operation in block.operations:
-            types |= {item.name: _value_type(item, where) for item in operation.outputs}
+            self._types |= {item.name: value_type(item, where) for item in operation.outputs}
             if operation.type == "const":
                 name = operation.outputs[0].name
-                self._constants[name] = weights.value(operation.attributes["val"], f"{where}: {name!r}")
+                self._constants[name] = weights.constant(operation.attributes["val"], f"{where}: {name!r}")
             else:
-                self._add(operation, types, weights)
-        self.outputs = {name: types[name] for name in block.outputs}
-        for name in self.outputs:
-            if name in self._constants:
-                self._tensors[name] = self._tensor(name)
+                self._add(operation, weights)
+        self.outputs = {name: self._types[name] for name in block.outputs}
+        self._take(self.outputs)
         self._dead_after = self._last_uses()
 
-    def _add(self, operation: Any, types: dict[str, ValueType], weights: _Weights) -> None:
+    def _add(self, operation: Any, weights: Weights) -> None:
         """Prepares one op; one that depends on constants alone is computed now and becomes a constant."""
         label = f"{self.where}: op {operation.type} ({operation.outputs[0].name!r})"
-        bound = {
-            name: [self._bind(item, f"{operation.outputs[0].name}.{name}.{i}", weights, label) for i, item in arguments]
-            for name, arguments in ((key, enumerate(value.arguments)) for key, value in operation.inputs.items())
-        }
-        op = OPS[operation.type]
-        tensors: list[str | list[str] | None] = []
+        op, bound = OPS[operation.type], self._bound(operation, weights, label)
+        arguments: list[str | list[str] | None] = []
         for spelled in op.inputs:
             names = bound.pop(spelled.strip("*?"), None)
             if names is None and not spelled.endswith("?"):
                 raise EdgeVitError(f"{label}: input {spelled.strip('*')!r} is missing")
-            tensors.append(names if names is None or spelled.startswith("*") else names[0])
+            arguments.append(names if names is None or spelled.startswith("*") else names[0])
         attributes = {name: self._attribute(names[0], f"{label}: argument {name!r}") for name, names in bound.items()}
+        types = {item.name: self._types[item.name] for item in operation.outputs}
         outputs = tuple(
-            _Output(item.name, type_, _held_as(type_.dtype), type_.dtype == "float16" and not op.selects)
-            for item, type_ in ((item, types[item.name]) for item in operation.outputs)
+            _Output(name, declared, declared.dtype == "float16" and not op.selects) for name, declared in types.items()
         )
-        step = _Step(label, _made(operation.type, attributes, label), tuple(tensors), outputs)
-        constant = [name for name in step.names() if name in self._constants]
-        self._tensors |= {name: self._tensor(name) for name in constant}
-        if len(constant) < len(step.names()):
-            self._steps.append(step)
-        else:
+        step = _Step(label, _made(operation.type, attributes, label), tuple(arguments), outputs)
+        self._check_floats(step, attributes)
+        self._take(step.names())
+        if all(name in self._constants for name in step.names()):
             with torch.inference_mode():
                 step.run(self._tensors)
-            self._constants |= {item.name: self._tensors[item.name].numpy() for item in outputs}
+            self._constants |= {name: self._tensors[name].numpy() for name in types}
+        else:
+            self._steps.append(step)
 
-    def _bind(self, binding: Any, name: str, weights: _Weights, label: str) -> str:
-        """The name of an argument's value; a value that stands in the op itself becomes a constant called `name`."""
-        if binding.WhichOneof("binding") == "name":
-            return str(binding.name)
-        self._constants[name] = weights.value(binding.value, label)
-        return name
+    def _bound(self, operation: Any, weights: Weights, label: str) -> dict[str, list[str]]:
+        """Argument → names of its values; a value that stands in the op itself becomes a constant with a new name."""
+        names: dict[str, list[str]] = {}
+        for argument, given in operation.inputs.items():
+            names[argument] = []
+            for i, binding in enumerate(given.arguments):
+                name = binding.name
+                if binding.WhichOneof("binding") == "value":
+                    name = f"{operation.outputs[0].name}.{argument}.{i}"
+                    self._constants[name] = weights.constant(binding.value, f"{label}: argument {argument!r}")
+                names[argument].append(name)
+        return names
 
     def _attribute(self, name: str, label: str) -> Any:
         if name not in self._constants:
-            raise EdgeVitError(f"{label} is computed at run time; the evaluator takes constants only there")
+            raise EdgeVitError(f"{label} is computed at run time; the evaluator takes only a constant there")
         value = self._constants[name]
         return value.tolist() if isinstance(value, np.ndarray) else value
 
-    def _tensor(self, name: str) -> Tensor:
-        value = self._constants[name]
-        if not isinstance(value, np.ndarray):
-            raise EdgeVitError(f"{self.where}: {name!r} is text where a tensor is expected")
-        return self._tensors[name] if name in self._tensors else torch.from_numpy(value)
+    def _check_floats(self, step: _Step, attributes: dict[str, Any]) -> None:
+        """fp16 and fp32 look alike once they are held in fp32, so their declarations are compared here."""
+        given = {self._types[name].dtype for name in step.names() if name in self._types}
+        if "dtype" in attributes:  # cast
+            given = {{"fp16": "float16", "fp32": "float32"}.get(attributes["dtype"], "")}
+        given &= {"float16", "float32"}
+        for output in step.outputs:
+            if given and output.type.dtype.startswith("float") and given != {output.type.dtype}:
+                raise EdgeVitError(
+                    f"{step.label}: {output.name!r} is declared {output.type}, its inputs {', '.join(sorted(given))}"
+                )
+
+    def _take(self, names: Iterable[str]) -> None:
+        """Makes tensors of those of the named values that are constants."""
+        for name in names:
+            constant = self._constants.get(name)
+            if isinstance(constant, np.ndarray):
+                self._tensors[name] = torch.from_numpy(constant)
+            elif constant is not None or name not in self._types:
+                raise EdgeVitError(f"{self.where}: {name!r} is not a tensor")
 
     def _last_uses(self) -> list[list[str]]:
         """By step, the values that no later step and no output needs."""
-        seen = set(self.outputs) | set(self._tensors)
+        needed = set(self.outputs) | set(self._tensors)
         dead: list[list[str]] = []
         for step in reversed(self._steps):
-            names = {*step.names(), *(output.name for output in step.outputs)} - seen
-            seen |= names
+            names = {*step.names(), *(output.name for output in step.outputs)} - needed
+            needed |= names
             dead.append(sorted(names))
         return dead[::-1]
 
@@ -227,7 +217,7 @@ class _Function:
                 step.run(values)
                 for name in dead:
                     del values[name]
-        return {name: values[name].numpy().astype(type_.dtype) for name, type_ in self.outputs.items()}
+        return {name: values[name].numpy().astype(declared.dtype) for name, declared in self.outputs.items()}
 
     def _checked(self, inputs: dict[str, np.ndarray]) -> dict[str, Tensor]:
         if inputs.keys() != self.inputs.keys():
@@ -235,65 +225,13 @@ class _Function:
         tensors = {}
         for name, declared in self.inputs.items():
             found = ValueType(inputs[name].shape, inputs[name].dtype.name)
-            if found.dtype != declared.dtype or not _fits(found.shape, declared.shape):
+            if not declared.matches(found):
                 raise EdgeVitError(f"{self.where}: input {name!r} is {found}, the program declares {declared}")
-            tensors[name] = torch.from_numpy(np.array(inputs[name])).to(_held_as(declared.dtype))
+            tensors[name] = torch.from_numpy(inputs[name].astype(_held(declared).dtype))
         return tensors
 
 
-class _Weights:
-    """Constants of a package: values in the protobuf itself, or in a blob file; each blob is read once."""
-
-    def __init__(self, path: Path) -> None:
-        self.folder = path / "Data" / "com.apple.CoreML" / "weights"
-        self._readers: dict[str, Any] = {}
-        self._blobs: dict[tuple[str, int, str], np.ndarray] = {}
-
-    def value(self, value: Any, label: str) -> Constant:
-        type_ = _tensor_type(value.type, label)
-        if value.WhichOneof("value") == "blobFileValue":
-            array = self._blob(value.blobFileValue, type_, label)
-        elif value.immediateValue.WhichOneof("value") == "tensor":
-            tensor = value.immediateValue.tensor
-            values = getattr(tensor, tensor.WhichOneof("value")).values
-            if type_.dtype == "str":
-                return list(values) if type_.shape else values[0]
-            array = np.frombuffer(values, type_.dtype) if isinstance(values, bytes) else np.array(values, type_.dtype)
-            array = array.astype("float32") if type_.dtype == "float16" else array.copy()
-        else:
-            raise EdgeVitError(f"{label}: a constant that is not a tensor is not supported")
-        try:
-            return array.reshape(type_.shape)
-        except (ValueError, TypeError) as error:
-            raise EdgeVitError(f"{label}: {array.size} elements, the program declares {type_}") from error
-
-    def _blob(self, blob: Any, type_: ValueType, label: str) -> np.ndarray:
-        file = Path(blob.fileName).name
-        key = (file, blob.offset, type_.dtype)
-        if key not in self._blobs:
-            try:
-                reader = self._readers.get(file) or self._readers.setdefault(file, BlobReader(str(self.folder / file)))
-                array = getattr(reader, f"read_{BLOB_NAMES.get(type_.dtype, type_.dtype)}_data")(blob.offset)
-            except (RuntimeError, AttributeError) as error:
-                raise EdgeVitError(f"{label}: cannot read weights/{file} ({error}); export it again") from error
-            half = type_.dtype == "float16"  # the reader gives fp16 as its bits
-            self._blobs[key] = array.view("float16").astype("float32") if half else np.array(array)
-        return self._blobs[key]
-
-
-def _read_spec(path: Path) -> Any:
-    if not path.exists():
-        raise EdgeVitError(f"{path}: no such file")
-    try:
-        spec = coremltools.utils.load_spec(str(path))
-    except Exception as error:  # the loaders raise bare Exception, RuntimeError, OSError and protobuf's own
-        raise EdgeVitError(f"{path}: not a readable .mlpackage ({str(error).splitlines()[0]})") from error
-    if spec.WhichOneof("Type") != "mlProgram" or not spec.mlProgram.functions:
-        raise EdgeVitError(f"{path}: holds a {spec.WhichOneof('Type') or 'foreign file'}, not an ML Program")
-    return spec
-
-
-def _check_ops(path: Path, blocks: Any) -> None:
+def _check_ops(path: Path, blocks: Iterable[Any]) -> None:
     kinds = collections.Counter(operation.type for block in blocks for operation in block.operations)
     missing = [f"{kind} (×{count})" for kind, count in sorted(kinds.items()) if kind not in OPS and kind != "const"]
     if missing:
@@ -305,31 +243,13 @@ def _made(kind: str, attributes: dict[str, Any], label: str) -> Callable[..., An
     try:
         inspect.signature(make).bind(**attributes)
         return make(**attributes)
-    except (TypeError, NotImplementedError) as error:
+    except (TypeError, ValueError, NotImplementedError) as error:
         raise EdgeVitError(f"{label}: not supported: {error}") from error
 
 
-def _value_type(item: Any, where: str) -> ValueType:
-    return _tensor_type(item.type, f"{where}: {item.name!r}")
+def _held(declared: ValueType) -> ValueType:
+    return ValueType(declared.shape, "float32") if declared.dtype == "float16" else declared
 
 
-def _tensor_type(type_: Any, label: str) -> ValueType:
-    tensor = type_.tensorType
-    if type_.WhichOneof("type") != "tensorType" or tensor.dataType not in DTYPES:
-        kind = type_.WhichOneof("type")
-        kind = MIL_pb2.DataType.Name(tensor.dataType) if kind == "tensorType" else kind
-        raise EdgeVitError(f"{label}: values of type {kind} are not supported")
-    sizes = (item.constant.size if item.WhichOneof("dimension") == "constant" else None for item in tensor.dimensions)
-    return ValueType(tuple(sizes), DTYPES[tensor.dataType])
-
-
-def _held_as(dtype: str) -> torch.dtype:
-    if dtype == "str":
-        return torch.uint8  # never reached by a tensor: no op of the table gives text
-    return torch.float32 if dtype == "float16" else getattr(torch, dtype)
-
-
-def _fits(shape: Sequence[int], declared: tuple[int | None, ...]) -> bool:
-    return len(shape) == len(declared) and all(
-        size in (None, found) for found, size in zip(shape, declared, strict=True)
-    )
+def _type_of(tensor: Tensor) -> ValueType:
+    return ValueType(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))

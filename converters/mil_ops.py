@@ -52,39 +52,14 @@ def _elementwise(table: dict[str, Function], *inputs: str, selects: bool = False
         OPS[name] = Op(inputs, lambda function=function: function, selects)
 
 
-_elementwise(
-    {
-        "erf": torch.erf,
-        "exp": torch.exp,
-        "logical_not": torch.logical_not,
-        "sigmoid": torch.sigmoid,
-        "silu": F.silu,
-        "sqrt": torch.sqrt,
-        "square": torch.square,
-        "tanh": torch.tanh,
-    },
-    "x",
-)
+for _name in ("erf", "exp", "logical_not", "sigmoid", "sqrt", "square", "tanh"):
+    _elementwise({_name: getattr(torch, _name)}, "x")
+_elementwise({"silu": F.silu}, "x")
 _elementwise({"abs": torch.abs, "identity": lambda x: x, "relu": F.relu, "relu6": F.relu6}, "x", selects=True)
-_elementwise(
-    {
-        "add": torch.add,
-        "equal": torch.eq,
-        "greater": torch.gt,
-        "greater_equal": torch.ge,
-        "less": torch.lt,
-        "less_equal": torch.le,
-        "logical_and": torch.logical_and,
-        "logical_or": torch.logical_or,
-        "mul": torch.mul,
-        "not_equal": torch.ne,
-        "pow": torch.pow,
-        "real_div": torch.div,
-        "sub": torch.sub,
-    },
-    "x",
-    "y",
-)
+_elementwise({"add": torch.add, "mul": torch.mul, "pow": torch.pow, "real_div": torch.div, "sub": torch.sub}, "x", "y")
+_elementwise({"equal": torch.eq, "greater": torch.gt, "greater_equal": torch.ge}, "x", "y")
+_elementwise({"less": torch.lt, "less_equal": torch.le, "not_equal": torch.ne}, "x", "y")
+_elementwise({"logical_and": torch.logical_and, "logical_or": torch.logical_or}, "x", "y")
 _elementwise({"maximum": torch.maximum, "minimum": torch.minimum}, "x", "y", selects=True)
 _elementwise({"select": torch.where}, "cond", "a", "b", selects=True)
 
@@ -123,16 +98,6 @@ def gelu(*, mode: str = "EXACT") -> Function:
         raise NotImplementedError(f"mode {mode!r}")
     approximate = "tanh" if mode == "TANH_APPROXIMATION" else "none"
     return lambda x: F.gelu(x, approximate=approximate)
-
-
-@_op("x")
-def leaky_relu(*, alpha: float) -> Function:
-    return lambda x: F.leaky_relu(x, alpha)
-
-
-@_op("x")
-def log(*, epsilon: float = 1e-45) -> Function:
-    return lambda x: torch.log(x + epsilon)
 
 
 @_op("x")
@@ -260,7 +225,7 @@ def _padded(x: Tensor, pairs: Sequence[tuple[int, int]], value: float = 0.0) -> 
 def _pool_padded(
     x: Tensor, kernel: list[int], stride: list[int], padding: Callable[..., Pairs], value: float, ceil_mode: bool
 ) -> tuple[Tensor, list[int]]:
-    """`x` and torch's `padding` argument, which takes symmetric padding of at most half a kernel; the rest goes around x."""
+    """`x` and torch's `padding` argument: symmetric, at most half a kernel. Other padding goes around x."""
     pairs = padding(x.shape[2:], kernel, stride, [1] * len(kernel))
     if all(before == after <= k // 2 for (before, after), k in zip(pairs, kernel, strict=True)):
         return x, [before for before, _ in pairs]
