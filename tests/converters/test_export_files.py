@@ -112,9 +112,9 @@ def test_onnx_carries_no_traces_of_the_machine(paths):
     content = paths["onnx"].read_bytes()
     model = onnx.load(paths["onnx"])
     onnx.checker.check_model(model, full_check=True)
-    assert [[dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in model.graph.input] == [
-        ["batch", 3, "height", "width"]
-    ]
+    assert [
+        [dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in model.graph.input
+    ] == [["batch", 3, "height", "width"]]
     assert b"stack_trace" not in content
     assert str(Path(__file__).parent).encode() not in content
     assert not {"BatchNormalization"} & {node.op_type for node in model.graph.node}

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import errno
+import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from importlib import import_module
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from export_models import Small, lively, pictures
 
 import converters
-from converters import parity, run
+from converters import run
 from converters.errors import EdgeVitError, ParityError
 from converters.signature import Size
 
 SIZE = Size.parse("32")
-SUFFIX = {"onnx": "small.onnx", "tflite": "small.tflite", "coreml": "small-32.mlpackage"}
+SIZES = Size.parse_list("64,96")
+FORMATS = ("onnx", "tflite", "coreml")
 
 
 def export(module, out, formats=("onnx",), sizes=(SIZE,), sample_inputs=pictures, **options):
@@ -45,40 +49,57 @@ def left_in(folder):
     return sorted(path.name for path in folder.rglob("*"))
 
 
-@pytest.mark.parametrize("form", SUFFIX)
-def test_a_file_of_other_weights_is_refused_and_the_old_one_stays(form, small, tmp_path, monkeypatch):
-    """A converter that went wrong by one part in fifty of one layer; in fp16, by a fifth."""
+def copy(source, draft):
+    (shutil.copytree if source.is_dir() else shutil.copy)(source, draft)
 
-    def wrong(original, module, *args, **options):
-        with torch.no_grad():
-            module.qkv.weight *= 1.2 if form == "coreml" else 1.02
-        original(module, *args, **options)
 
-    old = tmp_path / SUFFIX[form]
-    old.mkdir() if form == "coreml" else old.touch()
+def corrupted(path, small):
+    """Doubles half of the weights of one layer, where they lie in the file."""
+    weights = small.qkv.weight.detach().numpy().astype(np.float16 if path.is_dir() else np.float32)
+    wrong = weights.copy()
+    wrong[:, :8] *= 2
+    file = next(path.rglob("weight.bin")) if path.is_dir() else path
+    content = file.read_bytes()
+    before, after = (weights, wrong) if weights.tobytes() in content else (weights.T, wrong.T)
+    assert content.count(before.tobytes()) == 1
+    file.write_bytes(content.replace(before.tobytes(), after.tobytes()))
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_file_of_other_weights_is_refused_and_the_old_one_stays(form, small, small_files, tmp_path, monkeypatch):
+    """What the converter wrote, with a few weights changed in the file."""
+    made = small_files[form].path
+
+    def wrong(original, module, signature, sizes, draft, **options):
+        copy(made, draft)
+        corrupted(draft, small)
+
+    old = tmp_path / made.name
+    old.mkdir() if made.is_dir() else old.touch()
     before = left_in(tmp_path)
     patch_convert(monkeypatch, form, wrong)
-    with pytest.raises(ParityError, match=rf"{SUFFIX[form]}: output 'logits' at size 32 is off by"):
-        export(small, tmp_path, [form])
+    with pytest.raises(ParityError, match=rf"{made.name}: output 'logits' at size (64|96) is off by"):
+        export(small, tmp_path, [form], sizes=SIZES, target="ios18")
     assert left_in(tmp_path) == before
+    # The same way without the corruption passes, so it is the corruption that was found.
+    patch_convert(monkeypatch, form, lambda original, module, signature, sizes, draft, **options: copy(made, draft))
+    export(small, tmp_path, [form], sizes=SIZES, target="ios18")
+    assert run.open_artifact(old).metadata.verified
 
 
-def test_a_size_that_is_wrong_alone_is_found(small, tmp_path, monkeypatch):
+def test_a_size_that_is_wrong_alone_is_found(small, small_files, tmp_path, monkeypatch):
     """The file advertises both sizes and is right at the first one only."""
-    real = parity.compare
-    load = run.load
 
-    def wrong_at_96(path, *, size=None, threads=1):
-        session = load(path, size=size, threads=threads)
-        call = session.call
-        if size.height == 96:
-            object.__setattr__(session, "call", lambda inputs: {"logits": call(inputs)["logits"] + 0.01})
-        return session
+    def wrong_at_96(path, *, size):
+        session = run.load(path, size=size)
+        off = 0.01 if size.height == 96 else 0.0
+        return replace(session, call=lambda inputs: {"logits": session.call(inputs)["logits"] + off})
 
+    copied = small_files["onnx"].path
+    patch_convert(monkeypatch, "onnx", lambda original, module, signature, sizes, draft, **options: copy(copied, draft))
     monkeypatch.setattr("converters.pipeline.load", wrong_at_96)
-    assert parity.compare is real
     with pytest.raises(ParityError, match="at size 96"):
-        export(small, tmp_path, sizes=Size.parse_list("64,96"))
+        export(small, tmp_path, sizes=SIZES)
     assert left_in(tmp_path) == []
 
 
@@ -151,14 +172,15 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(small, tmp_path, monkeypatch
     assert left_in(tmp_path) == []
 
 
-def test_an_interrupt_leaves_nothing(small, tmp_path, monkeypatch):
+@pytest.mark.parametrize("form", FORMATS)
+def test_an_interrupt_leaves_nothing(form, small, small_files, tmp_path, monkeypatch):
     def interrupted(original, module, signature, sizes, draft, **options):
-        original(module, signature, sizes, draft, **options)
+        copy(small_files[form].path, draft)
         raise KeyboardInterrupt
 
-    patch_convert(monkeypatch, "onnx", interrupted)
+    patch_convert(monkeypatch, form, interrupted)
     with pytest.raises(KeyboardInterrupt):
-        export(small, tmp_path)
+        export(small, tmp_path, [form])
     assert left_in(tmp_path) == []
 
 
