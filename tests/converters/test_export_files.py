@@ -11,7 +11,7 @@ import pytest
 import torch
 from ai_edge_litert import schema_py_generated as schema
 from ai_edge_litert.interpreter import Interpreter
-from export_models import Small, lively, pictures
+from export_models import lively_small, pictures
 
 import converters
 from converters import parity
@@ -159,7 +159,7 @@ def test_coreml_has_a_function_per_size_with_float32_outside(paths):
 @pytest.fixture(scope="module")
 def halves(tmp_path_factory):
     """One size, batch 1: fp16 ONNX, and fp32 Core ML for iOS 16, of a model with more weights than nodes."""
-    wide = lively(Small(channels=64), Size.parse("32"))
+    wide = lively_small(channels=64)
     out = tmp_path_factory.mktemp("halves")
     files = {}
     for form, precision in (("onnx", "fp16"), ("coreml", "fp32")):

@@ -10,10 +10,9 @@ from dataclasses import replace
 from importlib import import_module
 
 import numpy as np
-import onnx
 import pytest
 import torch
-from export_models import Small, lively, pictures
+from export_models import Small, lively_small, pictures
 
 import converters
 from converters import run
@@ -121,7 +120,7 @@ def never(*args, **options):
 
 def test_an_output_that_says_nothing_is_refused_before_the_work(tmp_path, monkeypatch):
     patch_convert(monkeypatch, "onnx", never)
-    dead = lively(Small(), SIZE)
+    dead = lively_small()
     torch.nn.init.zeros_(dead.head.weight)  # only the bias is left: logits with a spread, the same for every picture
     torch.nn.init.normal_(dead.head.bias)
     with pytest.raises(ParityError, match=r"'logits' at size 32 .* would prove nothing; use trained weights"):
@@ -191,7 +190,7 @@ class TooHard(Small):
 
 def test_what_a_converter_cannot_convert_is_one_line(tmp_path, capfd):
     with pytest.raises(EdgeVitError, match=r"^small\.onnx: the onnx converter failed: [^\n]+$"):
-        export(lively(TooHard(), SIZE), tmp_path)
+        export(TooHard().eval(), tmp_path)
     assert left_in(tmp_path) == []
     assert capfd.readouterr() == ("", "")
 
