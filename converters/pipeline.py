@@ -252,7 +252,7 @@ def _write(
                 raise _converter_error(error, path, plan) from error
             converter.embed(draft, metadata.to_json())
         progress(f"{path.name}: converted in {time.monotonic() - started:.0f} s; running it at every size")
-        verified = [item for size in plan.sizes for item in _verify(draft, path, size, proof[size])]
+        verified = [item for size in plan.sizes for item in _verify(draft, path, size, plan, proof[size])]
         parity.check(verified, plan.precision, file=path.name)
         metadata = replace(metadata, verified=tuple(verified))
         converter.embed(draft, metadata.to_json())
@@ -274,11 +274,13 @@ def _converter_error(error: BaseException, path: Path, plan: _Plan) -> Exception
     return EdgeVitError(f"{path.name}: the {plan.format} converter failed: {lines[0]}")
 
 
-def _verify(draft: Path, path: Path, size: Size, proof: _Proof) -> list[Verified]:
+def _verify(draft: Path, path: Path, size: Size, plan: _Plan, proof: _Proof) -> list[Verified]:
     """The worst comparison of each output at one size: in the file's batch and, where that is free, one by one too."""
     try:
         session = load(draft, size=size)
-        batches = (1, proof.count) if session.batch == "dynamic" else (int(session.batch),)
+        if session.batch != plan.batch:
+            raise ParityError(f"takes batch {session.batch} at size {size}, not {plan.batch}")
+        batches = (1, proof.count) if plan.batch == "dynamic" else (int(plan.batch),)
         compared = [
             parity.compare(proof.outputs, _run_in_batches(session, proof.inputs, batch), size, logits=proof.logits)
             for batch in batches
@@ -295,7 +297,7 @@ def _check_final(draft: Path, path: Path, size: Size, plan: _Plan, proof: _Proof
     """What gets the name, with its last metadata inside, still says what was meant and still runs."""
     if open_artifact(draft).metadata.to_json() != metadata.to_json():
         raise ParityError(f"{path.name}: its metadata does not come back as it was written")
-    parity.check(_verify(draft, path, size, proof), plan.precision, file=path.name)
+    parity.check(_verify(draft, path, size, plan, proof), plan.precision, file=path.name)
 
 
 def _run_in_batches(session: Session, inputs: Arrays, batch: int) -> Arrays:

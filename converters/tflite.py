@@ -36,7 +36,8 @@ def convert(
     for size in sizes:
         example = zero_inputs(signature, size, 1 if batch == "dynamic" else int(batch))
         converter = converter.signature(size.entry_point, named, sample_kwargs=example)
-    converter.convert().export(str(draft))
+    content = converter.convert().model_content()
+    draft.write_bytes(content)  # its own export() ends the process when the disk is full
 
 
 def embed(draft: Path, text: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from export_models import Small, lively, pictures
+from export_models import Small, lively_small, pictures
 
 import converters
 from converters.artifact import Artifact, Preprocessing
@@ -16,7 +16,7 @@ SIZES = Size.parse_list("64,96")
 
 @pytest.fixture(scope="session")
 def small() -> Small:
-    return lively(Small(), SIZES[0])
+    return lively_small()
 
 
 @pytest.fixture(scope="session")

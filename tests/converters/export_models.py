@@ -40,10 +40,19 @@ def pictures(size: Size, count: int) -> dict[str, np.ndarray]:
     return {"image": nn.functional.interpolate(coarse, (size.height, size.width), mode="bicubic").numpy()}
 
 
-def lively(module: nn.Module, size: Size, seed: int = 0) -> nn.Module:
-    """`module` in eval mode, with BatchNorms that do something and outputs whose std over pictures is 1."""
-    torch.manual_seed(seed)
-    examples = torch.from_numpy(pictures(size, 8)["image"])
+def lively_small(**options: int) -> Small:
+    torch.manual_seed(0)
+    module = lively(Small(**options), torch.from_numpy(pictures(Size.parse("64"), 8)["image"]))
+    assert isinstance(module, Small)
+    return module
+
+
+def lively(module: nn.Module, examples: Tensor) -> nn.Module:
+    """`module` in eval mode, with BatchNorms that do something and outputs whose std over `examples` is 1.
+
+    `examples` (N, 3, H, W) are also what BatchNorm's running statistics are taken from.
+    """
+    torch.manual_seed(0)
     for layer in module.modules():
         if isinstance(layer, nn.BatchNorm2d):
             nn.init.uniform_(layer.weight, 0.7, 1.3)
