@@ -202,7 +202,7 @@ class _Function:
 
     def _last_uses(self) -> list[list[str]]:
         """By step, the values that no later step and no output needs."""
-        needed = set(self.outputs) | set(self._tensors)
+        needed = set(self.outputs)
         dead: list[list[str]] = []
         for step in reversed(self._steps):
             names = {*step.names(), *(output.name for output in step.outputs)} - needed

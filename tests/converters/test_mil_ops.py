@@ -37,8 +37,8 @@ class Case:
     opset: str = "ios16"
 
     def __str__(self) -> str:
-        plain = {name: value for name, value in self.constants.items() if np.ndim(value) == 0 or len(value) < 5}
-        return " ".join([self.op, *(f"{name}={value}" for name, value in plain.items() if np.ndim(value) < 2)])
+        plain = {name: value for name, value in self.constants.items() if not isinstance(value, np.ndarray)}
+        return " ".join([self.op, *(f"{name}={value}" for name, value in plain.items())])
 
 
 def normal(*shape: int) -> np.ndarray:
@@ -245,7 +245,7 @@ def shape_cases() -> list[Case]:
         Case("reshape", {"x": x}, {"shape": [0, 2, -1]}),
         Case("transpose", {"x": x}, {"perm": [2, 0, 1]}),
         Case("expand_dims", {"x": x}, {"axes": [0, -1]}),
-        Case("expand_dims", {"x": x}, {"axes": [-1, 1]}),
+        Case("expand_dims", {"x": x}, {"axes": [3, 1]}),
         Case("squeeze", {"x": ones}, {"axes": [0]}),
         Case("squeeze", {"x": ones}),
         Case("concat", {"values": [x, 2 * x, normal(2, 1, 4)]}, {"axis": 1}, lambda values: np.concatenate(values, 1)),
@@ -255,9 +255,9 @@ def shape_cases() -> list[Case]:
         Case("split", {"x": x}, {"axis": 2, "num_splits": 2}),
         Case("split", {"x": x}, {"axis": 2, "split_sizes": [1, 3]}),
         Case("slice_by_index", {"x": x}, window),
-        Case("slice_by_index", {"x": x}, window | masks | {"stride": [1, 2, 2]}),
+        Case("slice_by_index", {"x": x}, window | masks | {"begin": [1, -3, 1], "stride": [1, 2, 2]}),
         Case("slice_by_index", {"x": x}, window | {"squeeze_mask": [False, True, False]}),
-        Case("slice_by_size", {"x": x}, {"begin": [1, 0, -3], "size": [1, 2, 2]}),
+        Case("slice_by_size", {"x": x}, {"begin": [1, 0, -2], "size": [1, 2, 2]}),
         Case("slice_by_size", {"x": x}, {"begin": [0, 1, 2], "size": [-1, 1, -1]}),
         Case("pad", {"x": x}, {"pad": [1, 0, 0, 2, 3, 1], "constant_val": np.float32(7)}),
         Case("pad", {"x": x}, {"pad": [1, 2]}),
