@@ -145,15 +145,15 @@ class _Sweep:
         name = f"{fmt} {size} accuracy"
         if path is None:
             return self._step(f"{name}: no artifact")
-        self._say(f"{name}: measuring")
-        metric = self._try(name, lambda: self._metric(path, size))
+        metric = self._try(name, lambda: self._metric(path, size, name))
         self._step(f"{name}: {metric.value:.2%}" if metric else f"{name}: failed")
 
-    def _metric(self, path: Path, size: Size) -> Metric:
+    def _metric(self, path: Path, size: Size, name: str) -> Metric:
         assert self.evaluate is not None
         evaluation = self.evaluate(path, size)
         metric = self.store.metric(evaluation.key)
         if metric is None:
+            self._say(f"{name}: measuring")
             metric = evaluation.measure()
             self.store.add_metric(evaluation.key, evaluation.data_name, metric)
         self.result.metrics.append((evaluation.key, metric))

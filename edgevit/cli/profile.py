@@ -14,7 +14,7 @@ from edgevit.cli.options import COUNTS, PATH, SIZES
 if TYPE_CHECKING:
     from profiles.store import Measurement
 
-COLUMNS = ("size", "threads", "median ms", "[95 %]", "p90", "p99", "min", "CPU", "wall/CPU", "load ms", "memory MB")
+COLUMNS = ("size", "thr", "median", "[95 %] ms", "p90", "p99", "min", "CPU", "wall/CPU", "load", "MB")
 
 
 @click.command()

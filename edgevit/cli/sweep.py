@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from profiles.store import Measurement
     from profiles.sweep import Progress
 
-COLUMNS = ("file", "size", "threads", "median ms", "[95 %]", "CPU ms", "wall/CPU", "accuracy", "of checkpoint")
+COLUMNS = ("file", "size", "thr", "median", "[95 %] ms", "CPU", "wall/CPU", "accuracy", "points")
 
 
 @click.command()
@@ -47,7 +47,8 @@ def command(
 
     RUN is a run folder, a folder of exported files, or one file. What a run has not exported yet is exported first.
     Accuracy is each file's own, in its own runtime, on the held-out pictures. Kill it at any moment and run it again:
-    what is finished stays, the rest is done. Exit code 1 when something has no result; the reasons are listed.
+    what is finished stays, the rest is done. Exit code 1 when something has no result; the reasons are listed. Points
+    are the file's accuracy less the checkpoint's at that size, in percentage points.
 
     \b
     edgevit sweep runs/digits
@@ -125,5 +126,5 @@ def _row(item: Measurement, accuracy: dict[tuple[str, str], float], checkpoint: 
         times = (item.status.replace("_", " "), "", "", "")
     value, own = accuracy.get((item.cell.artifact_sha256, size)), checkpoint.get(size)
     shown = "" if value is None else f"{value:.2%}"
-    difference = "" if value is None or own is None else f"{100 * (value - own):+.2f} points"
+    difference = "" if value is None or own is None else f"{100 * (value - own):+.2f}"
     return (item.artifact["name"], size, str(item.cell.threads), *times, shown, difference)

@@ -6,23 +6,26 @@ from collections.abc import Sequence
 
 import click
 
+NAME_WIDTH = 12  # a terminal that leaves the first column less gets plain lines
+
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str = "") -> None:
     """Prints `rows`; the first column is a name, the others are figures and stand to the right."""
     from rich.console import Console
 
     console = Console()
-    if console.is_terminal:
+    widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
+    if console.is_terminal and sum(widths[1:]) + len(widths) + NAME_WIDTH <= console.width:
+        from rich.box import SIMPLE_HEAD
         from rich.table import Table
 
-        table = Table(title=title or None, title_justify="left")
-        for number, column in enumerate(columns):
-            table.add_column(column, justify="right" if number else "left", overflow="fold")
+        table = Table(title=title or None, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        for number, column in enumerate(columns):  # on a narrow terminal the name gives way, the figures stay whole
+            table.add_column(column, justify="right" if number else "left", no_wrap=bool(number), overflow="fold")
         for row in rows:
             table.add_row(*row)
         console.print(table)
         return
-    widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
     for row in [columns, *rows]:
         cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
         cells[0] = row[0].ljust(widths[0])
