@@ -6,19 +6,17 @@ import errno
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from converters import parity
 from converters.artifact import (
-    DEFAULT_PRECISION,
-    SUFFIXES,
     Artifact,
     Golden,
     Metadata,
@@ -27,6 +25,7 @@ from converters.artifact import (
     written_beside,
 )
 from converters.errors import EdgeVitError, ParityError
+from converters.plan import FORMATS, Plan, check_arguments, plans
 from converters.run import Session, load, open_artifact
 from converters.signature import Signature, Size
 
@@ -34,9 +33,6 @@ if TYPE_CHECKING:
     from torch import nn
 
 Arrays = dict[str, np.ndarray]
-FORMATS = ("onnx", "tflite", "coreml")
-PRECISIONS = {"onnx": ("fp32", "fp16"), "tflite": ("fp32",), "coreml": ("fp16", "fp32")}
-TARGETS = ("ios16", "ios17", "ios18")
 # Examples asked for; with the golden one they make a batch that no file is traced with, so that a batch baked in shows.
 EXAMPLES = 3
 # With less than this left, a converter that failed did so for want of space: C++ writers do not say it.
@@ -72,13 +68,13 @@ def export(
     were finished before stay.
     """
     out, sizes = Path(out), tuple(dict.fromkeys(sizes))
-    _check_arguments(signature, formats, sizes, precision, batch, target)
+    check_arguments(signature, formats, sizes, precision, batch, target)
     module = module.eval()
     proof = _proof(module, signature, sizes, sample_inputs)
     folded, flops, parameters = _prepare(module, signature, sizes, proof)
     artifacts = []
     for form in formats:
-        for plan in _plans(name, form, sizes, precision, batch, target):
+        for plan in plans(name, form, sizes, precision, batch, target):
             metadata = Metadata(
                 model=name,
                 format=form,
@@ -96,18 +92,6 @@ def export(
             )
             artifacts.append(_write(folded, out / plan.file, plan, metadata, proof, progress))
     return artifacts
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """One file to write."""
-
-    file: str
-    format: str
-    precision: str
-    batch: int | str
-    sizes: tuple[Size, ...]
-    options: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -132,46 +116,6 @@ class _Proof:
             {key: array[last] for key, array in self.inputs.items()},
             {key: array[last] for key, array in self.outputs.items()},
         )
-
-
-def _check_arguments(
-    signature: Signature,
-    formats: Sequence[str],
-    sizes: Sequence[Size],
-    precision: str | None,
-    batch: int | str,
-    target: str,
-) -> None:
-    if not formats or not sizes:
-        raise EdgeVitError("export needs at least one format and one size")
-    for form in formats:
-        if form not in FORMATS:
-            raise EdgeVitError(f"format '{form}': choose from {', '.join(FORMATS)}")
-        if precision is not None and precision not in PRECISIONS[form]:
-            raise EdgeVitError(f"{form}: precision '{precision}' is not offered; {' or '.join(PRECISIONS[form])} is")
-    if batch not in (1, "dynamic"):
-        raise EdgeVitError(f"batch {batch}: 1 or dynamic")
-    if target not in TARGETS:
-        raise EdgeVitError(f"target '{target}': choose from {', '.join(TARGETS)}")
-    for size in sizes:
-        signature.check(size)
-
-
-def _plans(
-    name: str, form: str, sizes: tuple[Size, ...], precision: str | None, batch: int | str, target: str
-) -> Iterator[_Plan]:
-    """The files of one format: MODEL[-PRECISION][-SIZE].EXT, with a size only where a file cannot hold them all."""
-    chosen = precision or DEFAULT_PRECISION[form]
-    stem = name if chosen == DEFAULT_PRECISION[form] else f"{name}-{chosen}"
-    if form != "coreml":
-        yield _Plan(f"{stem}{SUFFIXES[form]}", form, chosen, batch if form == "onnx" else 1, sizes, {})
-        return
-    options = {"target": target}
-    if target == "ios18":
-        yield _Plan(f"{stem}.mlpackage", form, chosen, 1, sizes, options)
-        return
-    for size in sizes:
-        yield _Plan(f"{stem}-{size}.mlpackage", form, chosen, 1, (size,), options)
 
 
 def _proof(
@@ -218,7 +162,7 @@ def _prepare(
 def _write(
     folded: nn.Module,
     path: Path,
-    plan: _Plan,
+    plan: Plan,
     metadata: Metadata,
     proof: dict[Size, _Proof],
     progress: Callable[[str], None],
@@ -261,7 +205,7 @@ def _write(
     return Artifact(path, metadata)
 
 
-def _converter_error(error: BaseException, path: Path, plan: _Plan) -> Exception:
+def _converter_error(error: BaseException, path: Path, plan: Plan) -> Exception:
     """One line from the bottom of a converter's chain of exceptions; a full disk is told as what it is."""
     root = error
     while cause := root.__cause__ or root.__context__:
@@ -274,7 +218,7 @@ def _converter_error(error: BaseException, path: Path, plan: _Plan) -> Exception
     return EdgeVitError(f"{path.name}: the {plan.format} converter failed: {lines[0]}")
 
 
-def _verify(draft: Path, path: Path, size: Size, plan: _Plan, proof: _Proof) -> list[Verified]:
+def _verify(draft: Path, path: Path, size: Size, plan: Plan, proof: _Proof) -> list[Verified]:
     """The worst comparison of each output at one size: in the file's batch and, where that is free, one by one too."""
     try:
         session = load(draft, size=size)
@@ -293,7 +237,7 @@ def _verify(draft: Path, path: Path, size: Size, plan: _Plan, proof: _Proof) -> 
     return [parity.worst(same_output) for same_output in zip(*compared, strict=True)]
 
 
-def _check_final(draft: Path, path: Path, size: Size, plan: _Plan, proof: _Proof, metadata: Metadata) -> None:
+def _check_final(draft: Path, path: Path, size: Size, plan: Plan, proof: _Proof, metadata: Metadata) -> None:
     """What gets the name, with its last metadata inside, still says what was meant and still runs."""
     if open_artifact(draft).metadata.to_json() != metadata.to_json():
         raise ParityError(f"{path.name}: its metadata does not come back as it was written")
