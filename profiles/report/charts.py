@@ -206,15 +206,15 @@ class _Canvas:
         last = -math.inf
         for px, words in (x_ticks or {x(tick): tick_text(tick) for tick in x.ticks}).items():
             self._path(f"M{px:.1f} {self.top:.1f}V{self.bottom:.1f}", "grid")
-            box = text_box(words, px, self.bottom + 17, "middle")
+            box = text_box(words, px, self.bottom + 19, "middle")
             if box.left > last + 4:
-                self._text(words, px, self.bottom + 17, "tick", "middle")
+                self._text(words, px, self.bottom + 19, "tick", "middle")
                 last = box.right
         for tick in y.ticks:
             self._path(f"M{self.left:.1f} {y(tick):.1f}H{self.right:.1f}", "grid")
             self._text(tick_text(tick), self.left - 7, y(tick) + 4, "tick", "end")
         self._path(f"M{self.left:.1f} {self.bottom:.1f}H{self.right:.1f}", "axis")
-        self._text(x_title, self.right, self.bottom + 37, "axis-title", "end")
+        self._text(x_title, self.right, self.bottom + 38, "axis-title", "end")
         self._text(y_title, 4, self.top - 16, "axis-title", "start")
 
     def mark(self, x: float, y: float, style: Style, tooltip: str, *, is_picked: bool = False) -> None:

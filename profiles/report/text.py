@@ -87,8 +87,8 @@ def format_name(name: str) -> str:
 
 
 def reason(row: Row) -> str:
-    """Why a row has no figures, or why they do not count."""
-    return row.reason or {"not_run": "not timed", "failed": "failed; no reason recorded"}.get(row.status, "")
+    """Why a row has no figures, or why they do not count; empty for one that has them."""
+    return row.reason or ("" if row.is_timed else "no reason recorded")
 
 
 def counted(count: int, noun: str) -> str:
