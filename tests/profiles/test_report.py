@@ -163,6 +163,8 @@ def test_a_mark_stands_where_its_figures_say(report):
         if t.get("text-anchor") == "end" and t.get("class") == "tick"
     ]
     (low, y_low), (high, y_high) = ticks[0], ticks[-1]
+    assert low < high
+    assert y_low > y_high  # more accurate is further up
     shown = 0
     for group in svg.iter("g"):
         share = float(re.search(r": ([\d.]+) %", group.findtext("title"))[1])
