@@ -87,8 +87,9 @@ def _commands(store: Store) -> list[str]:
 
 def _profile_commands(entries: Sequence[Entry]) -> list[str]:
     """The picked figure measured again, alone."""
-    return [
-        shlex.join(["edgevit", "profile", row.path, "--size", row.size, "--threads", str(row.threads)])
-        for entry in entries
-        if (row := entry.choice.row) and entry.section.is_this_machine
-    ]
+    commands = []
+    for entry in entries:
+        if (row := entry.choice.row) and entry.section.is_this_machine:
+            size = ["--size", row.size] if row.size != "fixed" else []
+            commands.append(shlex.join(["edgevit", "profile", row.path, *size, "--threads", str(row.threads)]))
+    return commands

@@ -7,15 +7,26 @@ style sheet by class (`s0`…`s5`), each with a shape of its own, so that no mea
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from xml.etree import ElementTree
 
 from converters.artifact import DEFAULT_PRECISION
 from profiles.report import text
 from profiles.report.choose import Choice
 from profiles.report.data import Interval, Row, size_order
-from profiles.report.scales import Box, Scale, linear, logarithmic, place_label, text_box, tick_text
+from profiles.report.scales import (
+    Box,
+    Place,
+    Scale,
+    linear,
+    logarithmic,
+    place_label,
+    places_around,
+    text_box,
+    tick_text,
+)
 
 WIDTHS = {"wide": (860, 400), "narrow": (344, 316)}  # two drawings; the page shows the one that fits
 FIXED_SLOTS = {"onnx": 0, "tflite": 1, "coreml": 2}
@@ -51,7 +62,7 @@ def make_styles(rows: Sequence[Row]) -> Styles:
         for variant in variants
         if not several_models and variant[1] in FIXED_SLOTS and DEFAULT_PRECISION[variant[1]] == variant[2]
     }
-    free = [slot for slot in range(NUM_SLOTS) if slot not in fixed.values()] or list(range(NUM_SLOTS))
+    free = [*range(len(FIXED_SLOTS), NUM_SLOTS), *(slot for slot in FIXED_SLOTS.values() if slot not in fixed.values())]
     others = [variant for variant in variants if variant not in fixed]
     slots = fixed | {variant: free[index % len(free)] for index, variant in enumerate(others)}
     fewest = min((row.threads for row in timed), default=1)
@@ -73,9 +84,8 @@ def legend_key(style: Style) -> str:
     return ElementTree.tostring(root, encoding="unicode")
 
 
-def accuracy_chart(rows: Sequence[Row], choice: Choice, styles: Styles, kind: str, name: str) -> str:
+def accuracy_chart(ranked: Sequence[Row], choice: Choice, styles: Styles, kind: str, *, name: str) -> str:
     """Accuracy (up) against latency (right), each with its interval; the front is drawn as a staircase."""
-    ranked = [row for row in rows if row.is_ranked]
     front = ", ".join(f"{row.file} at {row.size} on {text.threads(row.threads)}" for row in choice.front)
     canvas = _Canvas(kind, name, "Accuracy against latency", f"{len(ranked)} measured files. On the front: {front}.")
     ends = [end for row in ranked for end in (_accuracy(row).low, _accuracy(row).high)]
@@ -92,18 +102,27 @@ def accuracy_chart(rows: Sequence[Row], choice: Choice, styles: Styles, kind: st
     for row in ranked:
         place = x(_latency(row).value), y(100 * _accuracy(row).value)
         canvas.mark(*place, styles[series_of(row)], _tooltip(row), is_picked=row is choice.row)
-    on_front = [row for row in choice.front if row is not choice.row]
-    rest = [row for row in ranked if row not in choice.front and row is not choice.row]
-    for row in ([choice.row] if choice.row else []) + on_front + rest:
-        style = "label picked" if row is choice.row else "label" if row in choice.front else "label muted"
-        words = f"ship {row.size}" if row is choice.row else row.size
-        canvas.label(words, x(_latency(row).value), y(100 * _accuracy(row).value), style)
+    _label_sizes(canvas, ranked, choice, x, y)
     return canvas.svg()
 
 
-def size_chart(rows: Sequence[Row], styles: Styles, kind: str, name: str) -> str:
+def _label_sizes(canvas: _Canvas, ranked: Sequence[Row], choice: Choice, x: Scale, y: Scale) -> None:
+    """Sizes at the ends of the accuracy bars: first the pick, then the front, then the others where there is room."""
+    order = sorted(ranked, key=lambda row: (row is not choice.row, row not in choice.front))
+    for row in order:
+        css = "label picked" if row is choice.row else "label" if row in choice.front else "label muted"
+        words = f"ship {row.size}" if row is choice.row else row.size
+        reach = 9.0 if row is choice.row else 5.0
+        middle = y(100 * _accuracy(row).value)
+        top, bottom = (
+            min(middle - reach, y(100 * _accuracy(row).high)),
+            max(middle + reach, y(100 * _accuracy(row).low)),
+        )
+        canvas.label(words, places_around(x(_latency(row).value), top, bottom), css)
+
+
+def size_chart(timed: Sequence[Row], styles: Styles, kind: str, *, name: str) -> str:
     """Latency by input size, a line for each format and number of threads, with intervals."""
-    timed = [row for row in rows if row.is_timed]
     sizes = sorted({row.size for row in timed}, key=size_order)
     canvas = _Canvas(kind, name, "Latency by size", f"Median latency at sizes {', '.join(sizes)}, one line a series.")
     x = _size_scale(sizes, canvas.left + 22, canvas.right - 22)
@@ -121,9 +140,8 @@ def size_chart(rows: Sequence[Row], styles: Styles, kind: str, name: str) -> str
     return canvas.svg()
 
 
-def flops_chart(rows: Sequence[Row], styles: Styles, kind: str, name: str) -> str:
+def flops_chart(counted: Sequence[Row], styles: Styles, kind: str, *, name: str) -> str:
     """Latency against FLOPs on logarithmic axes; a dotted line is where one GFLOP costs the same time."""
-    counted = [row for row in rows if row.ms_per_gflop]
     costs = [row.ms_per_gflop or 0.0 for row in counted]
     words = f"A GFLOP costs from {text.number(min(costs))} to {text.number(max(costs))} ms."
     canvas = _Canvas(kind, name, "Latency against FLOPs", words)
@@ -131,15 +149,38 @@ def flops_chart(rows: Sequence[Row], styles: Styles, kind: str, name: str) -> st
     ends = [end for row in counted for end in (_latency(row).low, _latency(row).high) if end > 0]
     y = logarithmic(min(ends), max(ends), canvas.bottom, canvas.top)
     canvas.axes(x, y, "GFLOP an image (a multiply-add counts as two)", "latency, ms")
-    for cost in logarithmic(min(costs), max(costs), 0, 1).ticks:
-        canvas.equal_cost(x, y, cost)
+    lines = [
+        (x(a), y(a * cost), x(b), y(b * cost), cost) for cost in _ticks_around(costs) for a, b in _span(x, y, cost)
+    ]
+    for x1, y1, x2, y2, _ in lines:
+        canvas.polyline([(x1, y1), (x2, y2)], "equal-cost")
     for row in counted:
-        canvas.bar(*_vertical(x(_gflop(row)), _latency(row).low, _latency(row).high, y), styles[series_of(row)])
+        low, high = max(_latency(row).low, y.low), _latency(row).high
+        canvas.bar(x(_gflop(row)), y(low), x(_gflop(row)), y(high), styles[series_of(row)])
     for row in counted:
         canvas.mark(x(_gflop(row)), y(_latency(row).value), styles[series_of(row)], _tooltip(row))
-    for row in sorted(counted, key=lambda row: -_latency(row).value):
-        canvas.label(row.size, x(_gflop(row)), y(_latency(row).value), "label")
+    slowest = {(row.size, row.gflop): row for row in sorted(counted, key=lambda row: _latency(row).high)}
+    for row in slowest.values():  # one label for all marks of a size
+        top = y(_latency(row).high)
+        canvas.label(row.size, places_around(x(_gflop(row)), top, top + 12), "label")
+    for x1, y1, x2, y2, cost in lines:
+        places = [
+            (x2 - part * (x2 - x1) - 5, y2 - part * (y2 - y1) - 5, "end") for part in (0, 0.1, 0.2, 0.35, 0.5, 0.65)
+        ]
+        canvas.label(f"{tick_text(cost)} ms/GFLOP", places, "cost")
     return canvas.svg()
+
+
+def _ticks_around(costs: Sequence[float]) -> tuple[float, ...]:
+    """Round costs between the least and the greatest; no more than five, or the lines hide the marks."""
+    ticks = logarithmic(min(costs), max(costs), 0, 1).ticks
+    return ticks if len(ticks) <= 5 else ticks[:: math.ceil(len(ticks) / 5)]
+
+
+def _span(x: Scale, y: Scale, cost: float) -> list[tuple[float, float]]:
+    """From which GFLOP to which the line latency = cost × GFLOP is inside the chart; empty where it never is."""
+    low, high = max(x.low, y.low / cost), min(x.high, y.high / cost)
+    return [(low, high)] if low < high else []
 
 
 class _Canvas:
@@ -165,15 +206,15 @@ class _Canvas:
         last = -math.inf
         for px, words in (x_ticks or {x(tick): tick_text(tick) for tick in x.ticks}).items():
             self._path(f"M{px:.1f} {self.top:.1f}V{self.bottom:.1f}", "grid")
-            box = text_box(words, px, self.bottom + 17, "middle")
+            box = text_box(words, px, self.bottom + 19, "middle")
             if box.left > last + 4:
-                self._text(words, px, self.bottom + 17, "tick", "middle")
+                self._text(words, px, self.bottom + 19, "tick", "middle")
                 last = box.right
         for tick in y.ticks:
             self._path(f"M{self.left:.1f} {y(tick):.1f}H{self.right:.1f}", "grid")
             self._text(tick_text(tick), self.left - 7, y(tick) + 4, "tick", "end")
         self._path(f"M{self.left:.1f} {self.bottom:.1f}H{self.right:.1f}", "axis")
-        self._text(x_title, self.right, self.bottom + 37, "axis-title", "end")
+        self._text(x_title, self.right, self.bottom + 38, "axis-title", "end")
         self._text(y_title, 4, self.top - 16, "axis-title", "start")
 
     def mark(self, x: float, y: float, style: Style, tooltip: str, *, is_picked: bool = False) -> None:
@@ -194,9 +235,9 @@ class _Canvas:
         self._path(f"M{x1:.1f} {y1:.1f}L{x2:.1f} {y2:.1f}{caps}", f"bar s{style.slot}")
         self._taken.append(Box(min(x1, x2) - 1, min(y1, y2) - 1, max(x1, x2) + 1, max(y1, y2) + 1))
 
-    def label(self, words: str, x: float, y: float, css: str) -> None:
-        """Beside the mark at (x, y), or nowhere: what finds no room is in the table and in the mark's tooltip."""
-        if place := place_label(words, x, y, self._taken, self._frame):
+    def label(self, words: str, places: Iterable[Place], css: str) -> None:
+        """At the first free place, or nowhere: what finds no room is in the table and in the mark's tooltip."""
+        if place := place_label(words, places, self._taken, self._frame):
             self._text(words, place[0], place[1], css, place[2])
             self._taken.append(text_box(words, *place))
 
@@ -207,22 +248,13 @@ class _Canvas:
     def staircase(self, points: Sequence[tuple[float, float]]) -> None:
         """Flat to the next file, then up: between two files nothing was measured."""
         x, y = points[0]
-        steps = "".join(f"H{px:.1f}V{py:.1f}" for px, py in points[1:])
-        self._path(f"M{x:.1f} {self.bottom:.1f}V{y:.1f}{steps}H{self.right:.1f}", "front")
-
-    def equal_cost(self, x: Scale, y: Scale, cost: float) -> None:
-        """The part inside the frame of latency = cost × GFLOP, with its label at the upper end."""
-        low, high = max(x.low, y.low / cost), min(x.high, y.high / cost)
-        if low >= high:
-            return
-        px, py = x(high), y(cost * high)
-        self._path(f"M{x(low):.1f} {y(cost * low):.1f}L{px:.1f} {py:.1f}", "equal-cost")
-        words = f"{tick_text(cost)} ms/GFLOP"
-        place = (px - 4, py - 4, "end") if py > self.top + 1 else (px, py + 12, "middle")
-        box = text_box(words, *place)
-        if box.left > self.left and box.right <= self.right + 10 and not any(box.hits(other) for other in self._taken):
-            self._text(words, *place[:2], "cost", place[2])
-            self._taken.append(box)
+        path, corners = f"M{x:.1f} {y:.1f}", [(x, y)]
+        for px, py in [*points[1:], (self.right, points[-1][1])]:
+            path += f"H{px:.1f}V{py:.1f}"
+            corners += [(px, corners[-1][1]), (px, py)]
+        self._path(path, "front")
+        for (x1, y1), (x2, y2) in pairwise(corners):
+            self._taken.append(Box(min(x1, x2) - 1, min(y1, y2) - 1, max(x1, x2) + 1, max(y1, y2) + 1))
 
     def _path(self, d: str, css: str) -> None:
         _add(self._root, "path", d=d, **{"class": css})
@@ -291,10 +323,6 @@ def _length(size: str) -> float:
     """The side of a square of as many pixels; tokens as they are."""
     count = size_order(size)[0]
     return float(count) if "=" in size else math.sqrt(count)
-
-
-def _vertical(x: float, low: float, high: float, y: Scale) -> tuple[float, float, float, float]:
-    return x, y(max(low, y.low)), x, y(high)
 
 
 def _latency(row: Row) -> Interval:

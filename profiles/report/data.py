@@ -12,6 +12,7 @@ from converters.errors import EdgeVitError
 from converters.signature import Size
 from profiles.store import AccuracyKey, Cell, Measurement, Metric, Status, Store
 
+MAX_VALUES = 4  # of a circumstance that differs between cells; of more, the range is shown
 MIN_BUSY = 1.2  # wall time over CPU time above this: the process waited for a core
 
 
@@ -233,7 +234,7 @@ def _checkpoint_accuracy(sha256: str, size: str, metrics: Metrics) -> Accuracy |
 
 
 def _to_accuracy(metric: Metric | None) -> Accuracy | None:
-    return metric and Accuracy(_interval(metric.value, metric.low, metric.high), metric.n)
+    return metric if metric is None else Accuracy(_interval(metric.value, metric.low, metric.high), metric.n)
 
 
 def _interval(value: float, low: Any, high: Any) -> Interval:
@@ -288,11 +289,23 @@ def _common(measurements: Iterable[Measurement]) -> tuple[tuple[str, str], ...]:
     lines: list[tuple[str, str]] = []
     for name, found in values.items():
         if name == "started at":
-            lines.append(("measured", " to ".join(dict.fromkeys((min(found), max(found))))))
+            lines.append(("measured", _range(sorted(found))))
+        elif len(found) <= MAX_VALUES:
+            lines.append((name, ", ".join(found)))
         else:
-            shown = list(found)[:4] + ([f"and {len(found) - 4} more"] if len(found) > 4 else [])
-            lines.append((name, ", ".join(shown)))
+            lines.append((name, _range(sorted(found, key=_as_number))))
     return tuple(lines)
+
+
+def _range(values: list[str]) -> str:
+    return values[0] if len(values) == 1 else f"{values[0]} to {values[-1]}"
+
+
+def _as_number(value: str) -> tuple[float, str]:
+    try:
+        return float(value), value
+    except ValueError:
+        return math.inf, value
 
 
 def _flatten(tree: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, str]]:

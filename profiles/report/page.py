@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+from markupsafe import Markup, escape
 
 from profiles.report import charts, text
 from profiles.report.choose import Choice
 from profiles.report.data import Row, Section
+
+FRONT = "The line is the Pareto front: nothing measured here is both faster and more accurate than a file on it."
 
 
 @dataclass(frozen=True)
@@ -46,12 +48,12 @@ class Entry:
 
     @property
     def checkpoint(self) -> str:
-        return "; ".join(f"{size}: {text.accuracy(item)}" for size, item in self.section.checkpoint)
+        return ", ".join(f"{text.percent(item.value)} % at {size}" for size, item in self.section.checkpoint)
 
 
 def render_html(title: str, entries: Sequence[Entry], commands: Sequence[str]) -> str:
     """One self-contained page: styles and charts inline, no script, nothing fetched."""
-    drawn = [_charts(entry, f"c{index}") for index, entry in enumerate(entries)]
+    drawn = [_charts(entry, f"device-{index + 1}") for index, entry in enumerate(entries)]
     return _template().render(title=title, entries=list(zip(entries, drawn, strict=True)), commands=commands, text=text)
 
 
@@ -101,38 +103,43 @@ def _markdown_table(entry: Entry) -> list[str]:
 
 @dataclass(frozen=True)
 class _Drawing:
-    """A chart in its two widths, with a heading and what it shows in words."""
+    """A chart in its two widths, with a heading, what it shows in words, and a legend (a sample and a name each)."""
 
     heading: str
     finding: str
     pictures: tuple[Markup, ...]
+    legend: tuple[tuple[Markup, str], ...]
 
 
-def _charts(entry: Entry, name: str) -> tuple[list[_Drawing], list[tuple[Markup, str]]]:
-    """The section's charts and the legend that they share. A chart without data is left out."""
+def _charts(entry: Entry, name: str) -> list[_Drawing]:
+    """The section's charts. One without data is left out."""
     rows, styles = entry.section.rows, charts.make_styles(entry.section.rows)
+    ranked, timed = [row for row in rows if row.is_ranked], [row for row in rows if row.is_timed]
+    counted = [row for row in timed if row.ms_per_gflop]
+
+    def draw(heading: str, finding: str, chart: Callable[[str], str], shown: list[Row]) -> _Drawing:
+        drawn = {charts.series_of(row) for row in shown}
+        legend = tuple((Markup(charts.legend_key(s)), s.label) for series, s in styles.items() if series in drawn)
+        return _Drawing(heading, finding, tuple(Markup(chart(kind)) for kind in charts.WIDTHS), legend)
+
     drawings = []
-    if entry.choice.front:
-        pictures = [charts.accuracy_chart(rows, entry.choice, styles, kind, f"{name}a") for kind in charts.WIDTHS]
-        finding = (
-            "The line is the Pareto front: nothing measured here is both faster and more accurate than a file on it."
-        )
-        drawings.append(_Drawing("Accuracy against latency", finding, tuple(map(Markup, pictures))))
-    if any(row.is_timed for row in rows):
-        pictures = [charts.size_chart(rows, styles, kind, f"{name}s") for kind in charts.WIDTHS]
-        drawings.append(_Drawing("Latency by size", _growth(rows), tuple(map(Markup, pictures))))
-    if any(row.ms_per_gflop for row in rows):
-        pictures = [charts.flops_chart(rows, styles, kind, f"{name}f") for kind in charts.WIDTHS]
-        drawings.append(_Drawing("FLOPs against latency", _misprediction(rows), tuple(map(Markup, pictures))))
-    return drawings, [(Markup(charts.legend_key(style)), style.label) for style in styles.values()]
+    if ranked:
+        chart = partial(charts.accuracy_chart, ranked, entry.choice, styles, name=f"{name}-accuracy")
+        drawings.append(draw("Accuracy against latency", FRONT, chart, ranked))
+    if timed:
+        chart = partial(charts.size_chart, timed, styles, name=f"{name}-size")
+        drawings.append(draw("Latency by size", _growth(timed), chart, timed))
+    if counted:
+        chart = partial(charts.flops_chart, counted, styles, name=f"{name}-flops")
+        drawings.append(draw("FLOPs against latency", _misprediction(counted), chart, counted))
+    return drawings
 
 
 def _growth(rows: Sequence[Row]) -> str:
     """What the fastest series pays for its largest size."""
     lines: dict[object, list[Row]] = {}
     for row in rows:
-        if row.is_timed:
-            lines.setdefault(charts.series_of(row), []).append(row)
+        lines.setdefault(charts.series_of(row), []).append(row)
     line = min(lines.values(), key=lambda line: (-len(line), _latency(line[0])))
     first, last = min(line, key=_latency), max(line, key=_latency)
     bars = "Bars are 95 % intervals of the median over fresh processes."
@@ -145,9 +152,8 @@ def _growth(rows: Sequence[Row]) -> str:
 
 def _misprediction(rows: Sequence[Row]) -> str:
     """How far a forecast from FLOPs alone would be off, on the fewest threads."""
-    counted = [row for row in rows if row.ms_per_gflop]
-    fewest = min(row.threads for row in counted)
-    single = sorted((row for row in counted if row.threads == fewest), key=lambda row: row.ms_per_gflop or 0)
+    fewest = min(row.threads for row in rows)
+    single = sorted((row for row in rows if row.threads == fewest), key=lambda row: row.ms_per_gflop or 0)
     low, high = single[0], single[-1]
     cheap, dear = low.ms_per_gflop or 1.0, high.ms_per_gflop or 1.0
     if low is high:
@@ -169,7 +175,7 @@ def _busy(entry: Entry) -> str:
         return f"The machine was quiet: wall over CPU time was at most {text.number(worst)}."
     return (
         f"The machine was busy: {len(busy)} of {len(timed)} measurements waited for a core (wall over CPU time up to "
-        f"{text.number(worst)}; near 1 or below when quiet), so their latencies are too high. Measure again on a quiet one."
+        f"{text.number(worst)}; near 1 or below when quiet), so latencies are too high. Measure again on a quiet one."
     )
 
 
@@ -213,8 +219,18 @@ def _latency(row: Row) -> float:
     return row.latency_ms.value
 
 
+def _breakable(name: str) -> Markup:
+    """A file name that may wrap after `_`, `-` and `.` in a narrow column."""
+    return Markup("").join(escape(part) + Markup("<wbr>") * bool(part) for part in re.split(r"(?<=[_.-])", name))
+
+
+def _unbroken(words: str) -> str:
+    """Keeps a figure and its unit on one line."""
+    return re.sub(r"(?<=\d) (?=(?:ms|MB|%|points?|threads?)(?!\w))|(?<=%) (?=CI)", "\N{NO-BREAK SPACE}", words)
+
+
 @cache
-def _template():  # type: ignore[no-untyped-def]
+def _template() -> Template:
     environment = Environment(
         loader=PackageLoader("profiles.report", "."),
         autoescape=True,
@@ -222,4 +238,5 @@ def _template():  # type: ignore[no-untyped-def]
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters |= {"breakable": _breakable, "unbroken": _unbroken}
     return environment.get_template("template.html.j2")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -78,33 +79,36 @@ class Box:
 
 
 LINE_HEIGHT = 13.0
-CHARACTER_WIDTH = 6.9  # of 12 px system fonts, on the wide side
+CHARACTER_WIDTH = 7.2  # of 12 px system fonts, on the wide side
 
 
 def text_box(text: str, x: float, y: float, anchor: str) -> Box:
     """The room that 12 px `text` takes around its baseline point (x, y)."""
     width = CHARACTER_WIDTH * len(text)
     left = {"start": x, "middle": x - width / 2, "end": x - width}[anchor]
-    return Box(left, y - LINE_HEIGHT + 2, left + width, y + 3)
+    return Box(left - 2, y - LINE_HEIGHT + 2, left + width + 2, y + 3)
 
 
-def place_label(text: str, x: float, y: float, taken: list[Box], frame: Box) -> tuple[float, float, str] | None:
-    """A free place for `text` beside the mark at (x, y): its x, baseline y and text-anchor; None where all is taken."""
-    near = 9.0
-    places = (
-        (x + near, y - 6, "start"),
-        (x - near, y - 6, "end"),
-        (x + near, y + 15, "start"),
-        (x - near, y + 15, "end"),
-        (x + near + 2, y + 4, "start"),
-        (x - near - 2, y + 4, "end"),
-        (x + near, y - 20, "start"),
-        (x - near, y - 20, "end"),
-        (x + near, y + 29, "start"),
-        (x - near, y + 29, "end"),
-    )
+Place = tuple[float, float, str]  # x, baseline y, text-anchor
+
+
+def place_label(text: str, places: Iterable[Place], taken: list[Box], frame: Box) -> Place | None:
+    """The first of `places` where `text` is inside the frame and hits nothing; None where all is taken."""
     for place in places:
         box = text_box(text, *place)
         if box.is_inside(frame) and not any(box.hits(other) for other in taken):
             return place
     return None
+
+
+def places_around(x: float, top: float, bottom: float) -> tuple[Place, ...]:
+    """Above and below a mark whose interval reaches from `top` to `bottom`, straight first, then to the sides."""
+    middle = (top + bottom) / 2
+    return (
+        (x, top - 5, "middle"),
+        (x, bottom + 14, "middle"),
+        (x + 9, middle - 7, "start"),
+        (x - 9, middle - 7, "end"),
+        (x + 9, middle + 15, "start"),
+        (x - 9, middle + 15, "end"),
+    )

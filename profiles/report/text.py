@@ -28,6 +28,7 @@ class Column:
     value: Callable[[Row], str]
     is_figure: bool = True
     is_timing: bool = False
+    names_row: bool = False  # repeated under the file's name where the screen is narrow
 
 
 def number(value: float | None) -> str:
@@ -86,8 +87,8 @@ def format_name(name: str) -> str:
 
 
 def reason(row: Row) -> str:
-    """Why a row has no figures, or why they do not count."""
-    return row.reason or {"not_run": "not timed", "failed": "failed; no reason recorded"}.get(row.status, "")
+    """Why a row has no figures, or why they do not count; empty for one that has them."""
+    return row.reason or ("" if row.is_timed else "no reason recorded")
 
 
 def counted(count: int, noun: str) -> str:
@@ -109,13 +110,13 @@ def _latency_cell(row: Row) -> str:
 
 COLUMNS = (
     Column("File", lambda row: row.file, is_figure=False),
-    Column("Format", lambda row: format_name(row.format), is_figure=False),
-    Column("Precision", lambda row: row.precision or NOTHING, is_figure=False),
-    Column("Size", lambda row: row.size),
-    Column("Threads", lambda row: str(row.threads) if row.status != "not_run" else NOTHING),
+    Column("Format", lambda row: format_name(row.format), is_figure=False, names_row=True),
+    Column("Precision", lambda row: row.precision or NOTHING, is_figure=False, names_row=True),
+    Column("Size", lambda row: row.size, names_row=True),
+    Column("Threads", lambda row: str(row.threads) if row.status != "not_run" else NOTHING, names_row=True),
+    Column("File MB", lambda row: number(row.size_mb), names_row=True),
     Column("Accuracy % (95 % CI)", _accuracy_cell),
     Column("Δ points", lambda row: points(row.delta_points)),
-    Column("File MB", lambda row: number(row.size_mb)),
     Column("Median ms (95 % CI)", _latency_cell, is_timing=True),
     Column("p90 ms", lambda row: number(row.p90_ms), is_timing=True),
     Column("p99 ms", lambda row: number(row.p99_ms), is_timing=True),

@@ -42,7 +42,7 @@ def cell(file: str, size: str, fmt: str, threads: int = 1, device: str = "local"
 
 
 def artifact(file: str, size: str, fmt: str) -> dict:
-    precision = "fp16" if fmt == "coreml" else "fp32"
+    precision = next((p for p in ("fp16", "int8", "int4") if p in file), "fp16" if fmt == "coreml" else "fp32")
     return {
         "name": file, "file": f"runs/demo/artifacts/{file}", "model": "mobilevit_xxs", "format": fmt,
         "precision": precision, "size_bytes": 5_200_000, "flops": int(GFLOP.get(size, 0.1) * 1e9),
