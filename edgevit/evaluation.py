@@ -142,7 +142,8 @@ def wilson(correct: int, n: int) -> tuple[float, float]:
     p, z2 = correct / n, Z_95**2
     centre = (p + z2 / (2 * n)) / (1 + z2 / n)
     half = Z_95 / (1 + z2 / n) * math.sqrt(p * (1 - p) / n + z2 / (4 * n * n))
-    return max(0.0, centre - half), min(1.0, centre + half)
+    # At the ends the formula gives 0 and 1, which rounding must not push inside, past the proportion itself.
+    return (0.0 if correct == 0 else centre - half), (1.0 if correct == n else centre + half)
 
 
 @dataclass(frozen=True)

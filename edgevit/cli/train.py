@@ -37,7 +37,10 @@ class SizeType(SizesType):
 @click.option("--weight-decay", type=float, help="Of AdamW, for all but norms and biases.  [default: 0.01]")
 @click.option("--label-smoothing", type=float, help="Share of each target spread evenly.  [default: 0.1]")
 @click.option("--ema-decay", type=float, help="Of the averaged weights, late in training.  [default: 0.9995]")
-@click.option("--augment", help="none, light, standard; auto is what suits the data.  [default: auto]")
+@click.option(
+    "--dropout", type=float, help="Share of features dropped.  [default: the model's paper's, or by data set]"
+)
+@click.option("--augment", help="none, light, standard; auto is what suits the data.  [default: auto, or by data set]")
 @click.option("--seed", type=int, help="Of weights, order, sizes, augmentation and dropout.  [default: 0]")
 @click.option("--init", metavar="WEIGHTS", help="Weights to start from: a file, a folder, or hf:REPO.")
 @click.option("--precision", type=click.Choice(["no", "bf16", "fp16"]), help="Mixed precision.  [default: no]")

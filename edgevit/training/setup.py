@@ -131,7 +131,8 @@ def _accelerator(precision: str) -> Accelerator:
 
 
 def _model(config: TrainConfig, num_classes: int) -> tuple[nn.Module, Preprocessing]:
-    model = create_model(config.model, num_classes)
+    options = {} if config.dropout is None else {"dropout": config.dropout}
+    model = create_model(config.model, num_classes, **options)
     if config.init is None:
         return model, Preprocessing(size=str(config.base_size))
     weights = read_weights(config.init)

@@ -78,6 +78,12 @@ def test_the_interval_is_scipys(correct, n):
     assert wilson(correct, n) == pytest.approx((expected.low, expected.high), abs=1e-12)
 
 
+def test_the_interval_holds_the_proportion_at_both_ends():
+    for n in range(1, 2001):
+        assert wilson(0, n)[0] == 0.0
+        assert wilson(n, n)[1] == 1.0
+
+
 def test_a_modules_accuracy_is_scikit_learns(regression, digits):
     module, score = regression
     metric = evaluate_module(module, digits, SIZE, PREPROCESSING)
