@@ -106,9 +106,7 @@ def _strip(draft: Path, signature: Signature, symbols: set[str]) -> None:
     graph = model.graph
     holders: list[Any] = [graph, *graph.node, *graph.input, *graph.output, *graph.initializer, *model.functions]
     for holder in holders:
-        if hasattr(holder, "metadata_props"):
-            del holder.metadata_props[:]
-        holder.doc_string = ""
+        del holder.metadata_props[:]
     del graph.value_info[:]  # runtimes infer these shapes again
     for values, specs in ((graph.input, signature.inputs), (graph.output, signature.outputs)):
         for value, spec in zip(values, specs, strict=True):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections import Counter
 from typing import Any
 
 import torch
@@ -52,38 +51,27 @@ def _pairs(module: nn.Module, example: tuple[torch.Tensor, ...]) -> list[tuple[s
     program = torch.export.export(module, example, strict=False)
     signature, nodes = program.graph_signature, program.graph.nodes
     owners = dict(signature.inputs_to_parameters) | dict(signature.inputs_to_buffers)
-    convs = [node for node in nodes if node.target in _CONV_OPS]
-    norms = [node for node in nodes if node.target == torch.ops.aten.batch_norm.default]
-    conv_uses = Counter(_owner(node, 1, owners) for node in convs)
-    norm_uses = Counter(_owner(node, 3, owners) for node in norms)
-    shared = _shared_modules(module)
     pairs = []
-    for node in norms:
-        source = node.args[0]
-        conv_name, norm_name = _owner(source, 1, owners) if source in convs else None, _owner(node, 3, owners)
-        if conv_name is None or norm_name is None or conv_uses[conv_name] != 1 or norm_uses[norm_name] != 1:
+    for norm_node in nodes:
+        if norm_node.target != torch.ops.aten.batch_norm.default:
             continue
-        if len(source.users) != 1 or {conv_name, norm_name} & shared:
+        conv_node = norm_node.args[0]
+        if conv_node.target not in _CONV_OPS or len(conv_node.users) != 1:
+            continue
+        conv_name, norm_name = _owner(conv_node, 1, owners), _owner(norm_node, 3, owners)
+        if conv_name is None or norm_name is None:
             continue
         conv, norm = module.get_submodule(conv_name), module.get_submodule(norm_name)
-        if type(conv) in _CONVOLUTIONS and type(norm) in _BATCH_NORMS and not hasattr(conv, "parametrizations"):
+        if type(conv) in _CONVOLUTIONS and type(norm) in _BATCH_NORMS:
             pairs.append((conv_name, norm_name))
     return pairs
 
 
 def _owner(node: torch.fx.Node, argument: int, owners: dict[str, str]) -> str | None:
-    """Name of the module whose tensor is that argument of `node`, or None where it is computed."""
-    tensor = node.args[argument] if len(node.args) > argument else None
-    name = owners.get(tensor.name) if isinstance(tensor, torch.fx.Node) else None
+    """Name of the module whose tensor is that argument of `node`; None where it is computed, or read elsewhere too."""
+    tensor = node.args[argument]
+    name = owners.get(tensor.name) if isinstance(tensor, torch.fx.Node) and len(tensor.users) == 1 else None
     return name.rpartition(".")[0] if name else None
-
-
-def _shared_modules(module: nn.Module) -> set[str]:
-    """Names of modules that hold a parameter which another name also reaches: changing it would change both."""
-    names: dict[int, set[str]] = {}
-    for name, parameter in module.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), set()).add(name.rpartition(".")[0])
-    return set().union(*(owners for owners in names.values() if len(owners) > 1))
 
 
 def _same(one: nn.Module, two: nn.Module, example: tuple[torch.Tensor, ...]) -> bool:

@@ -50,6 +50,7 @@ class Wired(nn.Module):
     def __init__(self):
         super().__init__()
         self.read_twice, self.read_twice_norm = nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4)
+        self.read_aside, self.read_aside_norm = nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4)
         self.used_twice = nn.Conv2d(4, 4, 1)
         self.used_twice_norm = nn.BatchNorm2d(4)
         self.tied, self.tied_norm = nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4)
@@ -61,6 +62,7 @@ class Wired(nn.Module):
     def forward(self, x):
         y = self.read_twice(x)
         x = self.read_twice_norm(y) + y
+        x = self.read_aside_norm(self.read_aside(x)) + self.read_aside.weight.sum()
         x = self.used_twice_norm(self.used_twice(self.used_twice(x).sigmoid()))
         x = self.tied_norm(self.tied(x)).sigmoid() + self.twin(x)
         x = self.up_norm(self.up(x)).sigmoid()
