@@ -4,6 +4,8 @@
 SHELL := /bin/sh
 VENV := .venv
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+# OpenMP threads that spin while they wait are dozens of times slower when anything else runs.
+export OMP_WAIT_POLICY ?= PASSIVE
 
 help:
 	@echo 'make setup      the environment in .venv (does nothing when it is current)'

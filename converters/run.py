@@ -171,7 +171,9 @@ def _load_tflite(path: Path, size: Size | None, threads: int, metadata: Metadata
 
 
 def _load_coreml(path: Path, size: Size | None, threads: int, metadata: Metadata | None) -> Session:
-    """`threads` is torch's own setting here and is left as it is."""
+    """`threads` is torch's while a program runs: its many small operations gain nothing from more than one."""
+    import torch
+
     from converters.coreml import describe
     from converters.mil import Program
 
@@ -181,7 +183,12 @@ def _load_coreml(path: Path, size: Size | None, threads: int, metadata: Metadata
     inputs, outputs = (tuple(Port(key, shape) for key, shape in side.items()) for side in functions[name])
 
     def call(arrays: Arrays) -> Arrays:
-        return program.run(arrays, function=name)
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        try:
+            return program.run(arrays, function=name)
+        finally:
+            torch.set_num_threads(before)
 
     return Session(path, "coreml", _at_size(path, inputs, size, metadata), outputs, metadata, call)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 
 import click
@@ -62,6 +63,9 @@ def main(debug: bool) -> None:
     edgevit sweep runs/digits
     edgevit report runs/digits
     """
+    # Threads that wait by spinning make a training dozens of times slower as soon as another process wants a core.
+    # OpenMP reads this when torch is loaded, which is later.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(line_buffering=True)
