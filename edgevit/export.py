@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -11,11 +13,14 @@ from PIL import Image, ImageOps
 import converters
 from converters.artifact import Artifact, Preprocessing
 from converters.errors import EdgeVitError
+from converters.plan import check_arguments
 from converters.signature import Size
 from edgevit.data.images import evaluation_transform, load_images, photographs
+from edgevit.side_by_side import side_by_side
 from edgevit.sources import Source
 
 DEFAULT_OUT = Path("exports")
+SLOWEST_FIRST = ("tflite", "coreml", "onnx")
 
 
 def export(
@@ -27,34 +32,49 @@ def export(
     batch: int | str = "dynamic",
     target: str = "ios16",
     out: Path | None = None,
+    processes: int = 1,
     progress: Callable[[str], None] = lambda line: None,
 ) -> list[Artifact]:
     """Writes verified files of `source`, into a run's `artifacts/`, into exports/, or into `out`.
 
     Without `sizes`: those that a run was trained with, else the one of the weights' preprocessing. Files are compared
-    with the module on held-out pictures of the run's data, else on photographs. Raises as `converters.export` does.
+    with the module on held-out pictures of the run's data, else on photographs. With `processes` above 1, formats are
+    written side by side in processes of their own; a calling script must then be importable (`if __name__ == …`).
+    Raises as `converters.export` does.
     """
     if not sizes:
         sizes = source.run.sizes if source.run else (Size.parse(source.preprocessing.size),)
-    for size in sizes:
-        source.signature.check(size)
+    check_arguments(source.signature, formats, sizes, precision, batch, target)
     if source.note:
         progress(f"note: {source.note}")
+    options = {
+        "sizes": tuple(sizes),
+        "precision": precision,
+        "batch": batch,
+        "target": target,
+        "out": out or (source.run.artifacts if source.run else DEFAULT_OUT),
+    }
+    # The slowest is begun first: TFLite converts every size by itself.
+    groups = [(form,) for form in sorted(formats, key=SLOWEST_FIRST.index)] if processes > 1 else [tuple(formats)]
+    jobs = [functools.partial(_export_formats, source, group, options) for group in groups]
+    artifacts = [artifact for part in side_by_side(jobs, processes, progress) for artifact in part]
+    return sorted(artifacts, key=lambda artifact: list(formats).index(artifact.metadata.format))
+
+
+def _export_formats(
+    source: Source, formats: tuple[str, ...], options: dict[str, Any], progress: Callable[[str], None]
+) -> list[Artifact]:
     return converters.export(
         source.module,
         source.signature,
         name=source.name,
-        out=out or (source.run.artifacts if source.run else DEFAULT_OUT),
         formats=formats,
-        sizes=sizes,
-        precision=precision,
-        batch=batch,
-        target=target,
         sample_inputs=image_samples(source, progress),
         preprocessing=source.preprocessing,
         labels=source.labels,
         source_sha256=source.sha256,
         progress=progress,
+        **options,
     )
 
 

@@ -63,9 +63,10 @@ def main(debug: bool) -> None:
     edgevit sweep runs/digits
     edgevit report runs/digits
     """
-    # Threads that wait by spinning make a training dozens of times slower as soon as another process wants a core.
-    # OpenMP reads this when torch is loaded, which is later.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # Threads that wait by spinning make a training dozens of times slower as soon as another process wants a core;
+    # threads that never spin, a third slower when none does. OpenMP reads this when torch is loaded, which is later.
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(line_buffering=True)

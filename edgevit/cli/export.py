@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +21,11 @@ if TYPE_CHECKING:
 @click.argument("source")
 @click.option(
     "--weights", metavar="FILE|FOLDER|hf:REPO", help="Weights for a model's name: timm, Hugging Face, CVNets."
+)
+@click.option(
+    "--channel-order",
+    type=click.Choice(("RGB", "BGR")),
+    help="What the weights were trained on, where their library does not tell: CVNets 0.2 and later, RGB.",
 )
 @click.option(
     "--format",
@@ -50,6 +56,7 @@ if TYPE_CHECKING:
 def command(
     source: str,
     weights: str | None,
+    channel_order: str | None,
     formats: tuple[str, ...],
     sizes: tuple[Size, ...] | None,
     precision: str | None,
@@ -75,13 +82,14 @@ def command(
     from edgevit.sources import load_source
 
     artifacts = export(
-        load_source(source, weights=weights),
+        load_source(source, weights=weights, channel_order=channel_order),
         formats=formats,
         sizes=sizes or (),
         precision=precision,
         batch=1 if batch == "1" else batch,
         target=target,
         out=out,
+        processes=os.cpu_count() or 1,
         progress=lambda line: click.echo(line, err=as_json),
     )
     if as_json:

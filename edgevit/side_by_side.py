@@ -1,0 +1,67 @@
+"""Independent jobs in processes of their own, their progress told in ours."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.queues import SimpleQueue
+from typing import Any, TypeVar
+
+from converters.errors import EdgeVitError
+
+T = TypeVar("T")
+Progress = Callable[[str], None]
+Job = Callable[[Progress], T]
+
+_lines: SimpleQueue[str | None] | None = None  # in a worker: where its progress goes
+
+
+def side_by_side(jobs: Sequence[Job[T]], processes: int, progress: Progress) -> list[T]:
+    """Results in the order of `jobs`, which can be pickled and are begun in that order, `processes` at a time.
+
+    An exception of one job is raised when all have ended; of several, the first job's. An interrupt is passed on to
+    the workers, which are waited for, so that each can tidy up. Raises EdgeVitError when a worker dies.
+    """
+    if processes < 2 or len(jobs) < 2:
+        return [job(progress) for job in jobs]
+    spawn = multiprocessing.get_context("spawn")
+    lines: SimpleQueue[str | None] = spawn.SimpleQueue()
+    teller = threading.Thread(target=_tell, args=(lines, progress), daemon=True)
+    teller.start()
+    try:
+        with ProcessPoolExecutor(min(processes, len(jobs)), spawn, _begin, (lines,)) as pool:
+            futures = [pool.submit(_work, job) for job in jobs]
+            try:
+                return [future.result() for future in futures]
+            except BrokenProcessPool as error:
+                raise EdgeVitError("a worker process died, out of memory perhaps; the rest is as it was") from error
+            except KeyboardInterrupt:
+                for worker in multiprocessing.active_children():
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(worker.pid or 0, signal.SIGINT)
+                pool.shutdown(cancel_futures=True)
+                raise
+    finally:
+        lines.put(None)
+        teller.join()
+
+
+def _tell(lines: SimpleQueue[str | None], progress: Progress) -> None:
+    while (line := lines.get()) is not None:
+        progress(line)
+
+
+def _begin(lines: SimpleQueue[str | None]) -> None:
+    global _lines
+    _lines = lines
+
+
+def _work(job: Job[Any]) -> Any:
+    assert _lines is not None
+    return job(_lines.put)
