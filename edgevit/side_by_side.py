@@ -60,6 +60,13 @@ def _tell(lines: SimpleQueue[str | None], progress: Progress) -> None:
 def _begin(lines: SimpleQueue[str | None]) -> None:
     global _lines
     _lines = lines
+    signal.signal(signal.SIGINT, _interrupt_once)
+
+
+def _interrupt_once(_signal: int, _frame: object) -> None:
+    """A terminal's Ctrl-C reaches a worker too, before the one passed on: the second must not stop the tidying up."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 def _work(job: Job[Any]) -> Any:
