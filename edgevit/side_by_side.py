@@ -19,7 +19,9 @@ T = TypeVar("T")
 Progress = Callable[[str], None]
 Job = Callable[[Progress], T]
 
-_lines: SimpleQueue[str | None] | None = None  # in a worker: where its progress goes
+# In a worker: where its progress goes, and whether it was told to stop.
+_lines: SimpleQueue[str | None] | None = None
+_interrupted = False
 
 
 def side_by_side(jobs: Sequence[Job[T]], processes: int, progress: Progress) -> list[T]:
@@ -65,10 +67,14 @@ def _begin(lines: SimpleQueue[str | None]) -> None:
 
 def _interrupt_once(_signal: int, _frame: object) -> None:
     """A terminal's Ctrl-C reaches a worker too, before the one passed on: the second must not stop the tidying up."""
+    global _interrupted
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _interrupted = True
     raise KeyboardInterrupt
 
 
 def _work(job: Job[Any]) -> Any:
     assert _lines is not None
+    if _interrupted:  # the pool hands a worker its next job before the last is over
+        raise KeyboardInterrupt
     return job(_lines.put)

@@ -67,6 +67,6 @@ def test_an_interrupt_of_this_process_alone_reaches_the_workers(tmp_path):
             signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
-        side_by_side([partial(wait_for_interrupt, str(tmp_path))] * 2, 2, progress)
-    assert len(list(tmp_path.iterdir())) == 2
+        side_by_side([partial(wait_for_interrupt, str(tmp_path))] * 3, 2, progress)
+    assert len(begun) == len(list(tmp_path.iterdir())) == 2
     assert not multiprocessing.active_children()
