@@ -28,8 +28,8 @@ def die(progress):
 
 def wait_for_interrupt(folder, progress):
     """Tells that it has begun, then waits; leaves a file only where it was interrupted and could tidy up."""
-    progress("begun")
     try:
+        progress("begun")
         signal.pause()
     finally:
         Path(folder, str(os.getpid())).touch()
