@@ -38,8 +38,8 @@ def side_by_side(jobs: Sequence[Job[T]], processes: int, progress: Progress) -> 
     teller.start()
     try:
         with ProcessPoolExecutor(min(processes, len(jobs)), spawn, _begin, (lines,)) as pool:
-            futures = [pool.submit(_work, job) for job in jobs]
             try:
+                futures = [pool.submit(_work, job) for job in jobs]
                 return [future.result() for future in futures]
             except BrokenProcessPool as error:
                 raise EdgeVitError("a worker process died, out of memory perhaps; the rest is as it was") from error
