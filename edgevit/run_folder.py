@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import tomllib
 from collections.abc import Mapping
@@ -55,6 +56,13 @@ class RunFolder:
         with written_beside(path / "config.toml") as draft:
             draft.write_text(to_toml(config), encoding="utf-8")
         return cls(path, _read(path / "config.toml"))
+
+    def discard(self) -> None:
+        """Removes what `create` wrote; the folder too, where nothing else lies in it."""
+        (self.path / "config.toml").unlink()
+        for folder in (self.artifacts, self.path):
+            with contextlib.suppress(OSError):  # not empty, or never made
+                folder.rmdir()
 
     @staticmethod
     def stands_at(path: Path | str) -> bool:

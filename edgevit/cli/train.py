@@ -26,10 +26,14 @@ class SizeType(SizesType):
 @click.command(epilog="In several processes: accelerate launch --num_processes 2 $(which edgevit) train …")
 @click.argument("model", required=False)
 @click.option("--data", help="digits, fashion-mnist, or a folder of images.  [required, but for --resume]")
-@click.option("--sizes", type=SIZES, help="Sizes to draw from, such as 32,64,96.  [required, but for --resume]")
+@click.option(
+    "--sizes",
+    type=SIZES,
+    help="Sizes to draw from.  [default: 32,64,96 for the two named sets, else 160,192,256,288,320]",
+)
 @click.option("--out", type=PATH, required=True, help="Run folder to write.")
 @click.option("--resume", is_flag=True, help="Go on from the last checkpoint in --out; options come from there.")
-@click.option("--epochs", type=int, help="Passes over the images.  [default: digits 30, fashion-mnist 10, else 300]")
+@click.option("--epochs", type=int, help="Passes over the images.  [default: digits 30, fashion-mnist 5, else 300]")
 @click.option("--batch-size", type=int, help="Images per step and process at the base size.  [default: by data set]")
 @click.option("--base-size", type=SizeType(), help="Size that --batch-size is meant at.  [default: the middle one]")
 @click.option("--lr", type=float, help="Highest learning rate.  [default: 0.002]")
@@ -87,13 +91,13 @@ def _config(
     from dataclasses import replace
 
     from edgevit.run_folder import RunFolder
-    from edgevit.training.config import TrainConfig, locate
+    from edgevit.training.config import TrainConfig, default_sizes, locate
 
     given = {"model": model, "data": data and locate(data), "sizes": sizes} | options
     if resume:
         earlier = TrainConfig.from_toml(RunFolder.open(out).config)
         return replace(earlier, **{name: value for name, value in given.items() if value is not None})
-    for name in ("model", "data", "sizes"):
+    for name, what in (("model", "MODEL"), ("data", "--data")):
         if not given[name]:
-            raise click.UsageError(f"give {'MODEL' if name == 'model' else '--' + name} (or --resume)")
-    return TrainConfig.of(**given)
+            raise click.UsageError(f"give {what} (or --resume)")
+    return TrainConfig.of(**given | {"sizes": sizes or default_sizes(given["data"])})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -25,6 +26,9 @@ RECIPES: dict[str, dict[str, Any]] = {
         "workers": 0,
     },
 }
+
+PAPER_SIZES = "160,192,256,288,320"  # arXiv 2110.02178, section 3.2
+SMALL_SIZES = "32,64,96"  # for the sets of small pictures above
 
 # What may differ when a run is resumed: it changes how fast the run goes, not what it computes.
 FREE_ON_RESUME = ("workers", "threads", "checkpoint_minutes")
@@ -63,7 +67,7 @@ class TrainConfig:
     max_steps: int | None = None
     max_cpu_seconds: float | None = None
     evaluate_every: int | None = None
-    workers: int = 4
+    workers: int = min(4, os.cpu_count() or 1)
     threads: int | None = None
     checkpoint_minutes: float = 10.0
 
@@ -121,6 +125,11 @@ def locate(data: str) -> str:
     """The absolute path of a folder given by a relative one, so that the run finds it from anywhere; else the name."""
     folder = Path(data).expanduser()
     return data if data in RECIPES or not folder.is_dir() else str(folder.resolve())
+
+
+def default_sizes(data: str) -> tuple[Size, ...]:
+    """Sizes that suit `data` where none are given."""
+    return Size.parse_list(SMALL_SIZES if data in RECIPES else PAPER_SIZES)
 
 
 def middle(sizes: tuple[Size, ...]) -> Size:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn
+from torch.utils.data import DataLoader
 
+from converters.errors import EdgeVitError
 from edgevit.evaluation import evaluate_module
 from edgevit.run_folder import RunFolder
 from edgevit.training.checkpoint import Position
@@ -49,7 +52,7 @@ def train(
     saved_at = time.monotonic()
     fraction = fraction_done(config, position, len(sampler))
 
-    with StopWish() as stop:
+    with _nothing_left_of_a_false_start(training), StopWish() as stop:
         while fraction < 1:
             began = time.monotonic() - position.seconds
             loss_sum = torch.tensor(position.loss_sum, device=accelerator.device)
@@ -57,7 +60,7 @@ def train(
             training.dataset.set_epoch(position.epoch)
             training.network.train()
 
-            for images, labels in training.loader:
+            for images, labels in _first_hand(training.loader):
                 position.lr = learning_rate(
                     position.step,
                     fraction,
@@ -95,6 +98,26 @@ def train(
             if accelerator.is_main_process:
                 on_epoch(line)
     return training.run
+
+
+@contextlib.contextmanager
+def _nothing_left_of_a_false_start(training: Training) -> Iterator[None]:
+    """Wrong input that shows before anything is saved, such as an unreadable picture, leaves no run folder behind."""
+    try:
+        yield
+    except EdgeVitError:
+        if training.accelerator.is_main_process and not training.run.weights_path.exists():
+            training.run.discard()
+        raise
+
+
+def _first_hand(loader: DataLoader) -> Iterator[tuple[Tensor, Tensor]]:
+    """The loader's batches; an error of ours comes as the worker raised it, without torch's traceback in it."""
+    try:
+        yield from loader
+    except EdgeVitError as error:
+        _, wrapped, message = str(error).rstrip().rpartition(f"{EdgeVitError.__name__}: ")
+        raise EdgeVitError(message) if wrapped else error from None
 
 
 def train_step(training: Training, images: Tensor, labels: Tensor) -> Tensor:

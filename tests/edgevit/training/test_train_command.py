@@ -59,7 +59,6 @@ def test_a_resumed_run_refuses_other_options(stopped):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["mobilevit_xxs", "--data", "digits"], "give --sizes"),
         (["mobilevit_xs2", "--data", "digits", "--sizes", "32"], "mobilevit_xs"),
         (["mobilevit_xxs", "--data", "digitz", "--sizes", "32"], "did you mean digits"),
         (["mobilevit_xxs", "--data", "digits", "--sizes", "40"], "nearest: 32 or 64"),
