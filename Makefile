@@ -30,7 +30,7 @@ test: setup
 
 test-slow: setup
 	edgevit data get fashion-mnist
-	GOMP_SPINCOUNT=10000 python -m pytest -m slow $(ARGS)
+	OMP_NUM_THREADS=1 python -m pytest -m slow $(ARGS)
 
 lint: setup
 	ruff check .
