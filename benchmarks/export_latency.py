@@ -19,13 +19,17 @@ import torch
 from safetensors.torch import save_file
 
 import converters
+from converters.artifact import Preprocessing
 from converters.signature import Size
 from edgevit.data.images import evaluation_transform, photographs
 from edgevit.sources import load_source
 
 
-def scaled_weights(model: torch.nn.Module, seed: int = 0) -> None:
-    """Randomises norms, so that no branch is dead: a zero gamma would let a converter delete work."""
+def scaled_weights(model: torch.nn.Module, images: torch.Tensor, seed: int = 0) -> None:
+    """Randomises norms, so that no branch is dead (a zero gamma would let a converter delete work), and fits BatchNorm.
+
+    The statistics are those of `images` (N, 3, H, W), so that activations keep their scale down to the logits.
+    """
     generator = torch.Generator().manual_seed(seed)
     for module in model.modules():
         if isinstance(module, torch.nn.BatchNorm2d | torch.nn.LayerNorm):
@@ -33,6 +37,11 @@ def scaled_weights(model: torch.nn.Module, seed: int = 0) -> None:
             torch.nn.init.uniform_(module.bias, -0.2, 0.2, generator=generator)
         elif isinstance(module, torch.nn.Conv2d | torch.nn.Linear):
             torch.nn.init.kaiming_normal_(module.weight, nonlinearity="linear", generator=generator)
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.train().momentum = None  # a plain average
+    with torch.no_grad():
+        model(images)
+    model.eval()
 
 
 def session(path: Path, threads: int) -> onnxruntime.InferenceSession:
@@ -59,7 +68,8 @@ def main() -> None:
     size = Size.image(args.size, args.size)
 
     reference = timm.create_model(args.model).eval()
-    scaled_weights(reference)
+    resize = evaluation_transform(Preprocessing(), size)
+    scaled_weights(reference, torch.stack([resize(image) for image in photographs()]))
     with tempfile.TemporaryDirectory() as folder:
         save_file(reference.state_dict(), f"{folder}/weights.safetensors")
         source = load_source(args.model, weights=f"{folder}/weights.safetensors")
