@@ -24,7 +24,7 @@ from converters.artifact import (
     Verified,
     written_beside,
 )
-from converters.errors import EdgeVitError, ParityError
+from converters.errors import EdgeVitError, ParityError, first_line
 from converters.plan import FORMATS, Plan, check_arguments, plans
 from converters.run import Session, load, open_artifact
 from converters.signature import Signature, Size
@@ -214,8 +214,7 @@ def _converter_error(error: BaseException, path: Path, plan: Plan) -> Exception:
         return root
     if shutil.disk_usage(path.parent).free < LITTLE_SPACE_BYTES:
         return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    lines = str(root).strip().splitlines() or [type(root).__name__]
-    return EdgeVitError(f"{path.name}: the {plan.format} converter failed: {lines[0]}")
+    return EdgeVitError(f"{path.name}: the {plan.format} converter failed: {first_line(root)}")
 
 
 def _verify(draft: Path, path: Path, size: Size, plan: Plan, proof: _Proof) -> list[Verified]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from converters.artifact import Artifact, Metadata, format_of
-from converters.errors import EdgeVitError
+from converters.errors import EdgeVitError, first_line
 from converters.signature import Size
 
 Arrays = dict[str, np.ndarray]
@@ -124,7 +124,7 @@ def _load_onnx(path: Path, size: Size | None, threads: int, metadata: Metadata |
     try:
         session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # its exceptions share no base class
-        raise EdgeVitError(f"{path}: ONNX Runtime cannot load it ({_first_line(error)})") from error
+        raise EdgeVitError(f"{path}: ONNX Runtime cannot load it ({first_line(error)})") from error
 
     def port(item: Any) -> Port:
         dtype = {"tensor(float)": "float32", "tensor(double)": "float64"}.get(item.type, item.type[7:-1])
@@ -137,7 +137,7 @@ def _load_onnx(path: Path, size: Size | None, threads: int, metadata: Metadata |
         try:
             return dict(zip(names, session.run(names, inputs), strict=True))
         except Exception as error:
-            raise EdgeVitError(f"{path}: ONNX Runtime failed on it ({_first_line(error)})") from error
+            raise EdgeVitError(f"{path}: ONNX Runtime failed on it ({first_line(error)})") from error
 
     inputs = _at_size(path, tuple(port(item) for item in session.get_inputs()), size, metadata)
     return Session(path, "onnxruntime", inputs, outputs, metadata, call)
@@ -159,13 +159,13 @@ def _load_tflite(path: Path, size: Size | None, threads: int, metadata: Metadata
             runner = interpreter.get_signature_runner(key)
             inputs, outputs = _tflite_ports(runner.get_input_details()), _tflite_ports(runner.get_output_details())
     except (ValueError, RuntimeError) as error:
-        raise EdgeVitError(f"{path}: LiteRT cannot load it ({_first_line(error)})") from error
+        raise EdgeVitError(f"{path}: LiteRT cannot load it ({first_line(error)})") from error
 
     def call(arrays: Arrays) -> Arrays:
         try:
             return {name: np.array(array) for name, array in runner(**arrays).items()}
         except (ValueError, RuntimeError) as error:
-            raise EdgeVitError(f"{path}: LiteRT failed on it ({_first_line(error)})") from error
+            raise EdgeVitError(f"{path}: LiteRT failed on it ({first_line(error)})") from error
 
     return Session(path, "litert", _at_size(path, inputs, size, metadata), outputs, metadata, call)
 
@@ -232,7 +232,3 @@ def _tflite_ports(details: dict[str, dict[str, Any]]) -> tuple[Port, ...]:
 
 def _listed(names: set[str]) -> str:
     return ", ".join(sorted(names)) or "nothing"
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

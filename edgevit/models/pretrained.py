@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from converters.artifact import Preprocessing
-from converters.errors import EdgeVitError
+from converters.errors import EdgeVitError, first_line
 from edgevit.models.mobilevit_weights import CLASSIFIER, HUGGING_FACE, LAYOUTS, OWN, STEM, TIMM, Layout
 from edgevit.models.registry import create_model, list_models
 from edgevit.run_folder import RunFolder
@@ -136,9 +136,9 @@ def _download(repository: str) -> Path:
     try:
         files = huggingface_hub.snapshot_download(repository, allow_patterns=[*FILE_NAMES, "*config.json"])
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise EdgeVitError(
-            f"hf:{repository}: cannot be fetched ({reason}); check the name and the network, or give a folder"
+            f"hf:{repository}: cannot be fetched ({first_line(error)}); "
+            "check the name and the network, or give a folder"
         ) from error
     return Path(files)
 
@@ -170,8 +170,7 @@ def _read_tensors(file: Path) -> dict[str, Tensor]:
             f"{file}: holds more than tensors, which is not read for safety; save its state_dict alone"
         ) from error
     except (safetensors.SafetensorError, RuntimeError, zipfile.BadZipFile, EOFError, OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise EdgeVitError(f"{file}: cannot be read as weights ({reason})") from error
+        raise EdgeVitError(f"{file}: cannot be read as weights ({first_line(error)})") from error
     for name in WRAPPERS:
         if isinstance(data, Mapping) and isinstance(data.get(name), Mapping):
             data = data[name]

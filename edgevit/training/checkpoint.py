@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from converters.artifact import written_beside
-from converters.errors import EdgeVitError
+from converters.errors import EdgeVitError, first_line
 
 FILE = "last.safetensors"
 VERSION = "1"
@@ -89,8 +89,9 @@ def load_state(
         _load_optimizer(optimizer, _part(tensors, "optimizer."))
         return Position(**about["position"]), about["sampler"], about["scaler"]
     except (SafetensorError, OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise EdgeVitError(f"{path}: cannot be resumed from ({reason}); start anew with another --out") from error
+        raise EdgeVitError(
+            f"{path}: cannot be resumed from ({first_line(error)}); start anew with another --out"
+        ) from error
 
 
 def _load_optimizer(optimizer: Optimizer, tensors: dict[str, Tensor]) -> None:
