@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from torch import nn
 from converters.artifact import METADATA_KEY
 from converters.errors import EdgeVitError
 from converters.signature import Dim, Signature, Size
+from converters.unsupported import refuse_large, unsupported, untraceable
 from converters.wrap import Named, zero_inputs
 
 OPSET = 18
@@ -38,35 +38,40 @@ def convert(
 ) -> list[str]:
     """Writes `draft`: height and width fixed when there is one size, symbolic when there are several.
 
-    `batch` is a number or "dynamic". The node metadata that torch's exporter adds (stack traces with paths of this
-    machine, a fifth of a small model's file) is taken out.
+    `batch` is a number or "dynamic". "fp16" keeps float32 inputs and outputs, and float32 for ops whose values on
+    `samples` (arrays (N, …) by size and input name) come near float16's limit; the notes say so. The node metadata of
+    torch's exporter (stack traces with paths of this machine, a fifth of a small model's file) stays with
+    `debug_info` only. Raises EdgeVitError naming the operation, module and line that cannot be converted.
     """
-    dynamic_dims = {dim.name: dim for dim in signature.dims} if len(sizes) > 1 else {}
-    half = precision == "fp16"
-    named = Named(copy.deepcopy(module).half() if half else module, signature, half=half).eval()
-    # Batch 1 and equal sides would be taken for constants; 2 and different sides cannot be.
-    size = _different_sides(signature, sizes) if dynamic_dims else sizes[0]
-    example = zero_inputs(signature, size, 2 if batch == "dynamic" else int(batch))
-    symbols = {name: _symbol(dim) for name, dim in dynamic_dims.items()}
-    if batch == "dynamic":
-        symbols["batch"] = torch.export.Dim("batch")
-    shapes = {
-        spec.name: {axis: symbols[d] for axis, d in enumerate(spec.shape) if d in symbols} for spec in signature.inputs
-    }
-    torch.onnx.export(
-        named,
-        kwargs=example,
-        f=str(draft),
-        dynamo=True,
-        opset_version=OPSET,
-        external_data=False,
-        input_names=[spec.name for spec in signature.inputs],
-        output_names=[spec.name for spec in signature.outputs],
-        dynamic_shapes={"inputs": shapes} if symbols else None,
-        verbose=False,
-    )
-    _strip(draft, signature, set(symbols))
-    return []
+    from converters.onnx_fp16 import to_half
+    from converters.onnx_graph import tidy
+
+    refuse_large(module, "onnx")
+    symbols = _symbols(signature, sizes, batch)
+    program = _trace(module, signature, sizes, symbols)
+    try:
+        exported = torch.onnx.export(
+            program,
+            dynamo=True,
+            opset_version=OPSET,
+            input_names=[spec.name for spec in signature.inputs],
+            output_names=[spec.name for spec in signature.outputs],
+            verbose=False,
+        )
+    except Exception as error:  # the exporter raises whatever it likes
+        if (refusal := unsupported(error, "onnx")) is not None:
+            raise refusal from error
+        raise
+    assert exported is not None
+    tidy(exported.model)
+    model, notes = exported.model_proto, []
+    _name_dimensions(model, signature, set(symbols))
+    if precision == "fp16":
+        model, notes = to_half(model, (samples[size] for size in sizes if size in samples))
+    if not debug_info:
+        _strip(model)
+    onnx.save(model, draft)
+    return notes
 
 
 def embed(draft: Path, text: str) -> None:
@@ -86,6 +91,38 @@ def read(path: Path) -> str | None:
     if not model.graph.node:
         raise EdgeVitError(f"{path}: not an ONNX model: it holds no graph")
     return {item.key: item.value for item in model.metadata_props}.get(METADATA_KEY)
+
+
+def _trace(
+    module: nn.Module, signature: Signature, sizes: Sequence[Size], symbols: Mapping[str, Any]
+) -> torch.export.ExportedProgram:
+    """`module` as torch.export's graph, with `symbols` in the place of the dimensions of those names."""
+    named = Named(module, signature).eval()
+    # Batch 1 and equal sides would be taken for constants; 2 and different sides cannot be.
+    size = _different_sides(signature, sizes) if len(sizes) > 1 else sizes[0]
+    example = zero_inputs(signature, size, 2 if "batch" in symbols else 1)
+    shapes = {
+        spec.name: {axis: symbols[d] for axis, d in enumerate(spec.shape) if d in symbols} for spec in signature.inputs
+    }
+    try:
+        return torch.export.export(
+            named,
+            (),
+            kwargs=example,
+            dynamic_shapes={"inputs": shapes} if symbols else None,
+            strict=False,
+            prefer_deferred_runtime_asserts_over_guards=True,
+        )
+    except Exception as error:  # whatever a stranger's module makes torch.export say
+        raise untraceable(error) from error
+
+
+def _symbols(signature: Signature, sizes: Sequence[Size], batch: int | str) -> dict[str, Any]:
+    """What stays dynamic, by name."""
+    symbols = {dim.name: _symbol(dim) for dim in signature.dims} if len(sizes) > 1 else {}
+    if batch == "dynamic" and any("batch" in spec.shape for spec in signature.inputs):
+        symbols["batch"] = torch.export.Dim("batch")
+    return symbols
 
 
 def _different_sides(signature: Signature, sizes: Sequence[Size]) -> Size:
@@ -112,17 +149,20 @@ def _symbol(dim: Dim) -> Any:
     return step * torch.export.Dim(f"{dim.name}_units", min=max(1, -(-dim.minimum // step)), max=largest)
 
 
-def _strip(draft: Path, signature: Signature, symbols: set[str]) -> None:
-    """Drops what only the exporter needs, and names dynamic dimensions as the signature does."""
-    model = onnx.load(draft)
-    graph = model.graph
-    holders: list[Any] = [graph, *graph.node, *graph.input, *graph.output, *graph.initializer, *model.functions]
-    for holder in holders:
-        del holder.metadata_props[:]
-    del graph.value_info[:]  # runtimes infer these shapes again
-    for values, specs in ((graph.input, signature.inputs), (graph.output, signature.outputs)):
+def _name_dimensions(model: onnx.ModelProto, signature: Signature, symbols: set[str]) -> None:
+    """Names dynamic dimensions as the signature does; the exporter calls them s77."""
+    for values, specs in ((model.graph.input, signature.inputs), (model.graph.output, signature.outputs)):
         for value, spec in zip(values, specs, strict=True):
             for dim, entry in zip(value.type.tensor_type.shape.dim, spec.shape, strict=True):
                 if entry in symbols:
                     dim.dim_param = entry
-    onnx.save(model, draft)
+
+
+def _strip(model: onnx.ModelProto) -> None:
+    """Drops what only the exporter needs."""
+    graph = model.graph
+    holders: list[Any] = [graph, *graph.node, *graph.input, *graph.output, *graph.initializer, *model.functions]
+    for holder in holders:
+        del holder.metadata_props[:]
+        holder.doc_string = ""
+    del graph.value_info[:]  # runtimes infer these shapes again
