@@ -13,6 +13,7 @@ def tidy(model: ir.Model) -> None:
     What computes the shape for a Reshape out of Shape and Gather takes a graph off NNAPI, QNN and Core ML, although
     all of it but one length is known: `-1` says the same.
     """
+    common.ShapeInferencePass(data_prop=True)(model)  # knows the lengths behind a shape that the graph computes
     for node in list(model.graph):
         if node.op_type == "Reshape":
             _fix_reshape(model, node)
