@@ -10,7 +10,7 @@ from converters.errors import EdgeVitError
 from converters.signature import Signature, Size
 
 FORMATS = ("onnx", "tflite", "coreml")
-PRECISIONS = {"onnx": ("fp32", "fp16"), "tflite": ("fp32",), "coreml": ("fp16", "fp32")}
+PRECISIONS = {"onnx": ("fp32", "fp16"), "tflite": ("fp32", "fp16"), "coreml": ("fp16", "fp32")}
 TARGETS = ("ios16", "ios17", "ios18")
 INPUTS = ("tensor", "image")
 
