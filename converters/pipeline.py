@@ -76,10 +76,12 @@ def export(
         raise EdgeVitError("input image: the preprocessing is not known, so it cannot be put inside")
     batch = batch if signature.batched else 1
     proof = proofs(source, sizes, sample_inputs, batch)
-    work = [
-        (form, list(plans(name, form, sizes, precision, batch, target, static=static, picture=input == "image")))
-        for form in formats
-    ]
+    options = {
+        "static": static,
+        "picture": input == "image",
+        "default": preprocessing.size if preprocessing else "",
+    }
+    work = [(form, list(plans(name, form, sizes, precision, batch, target, **options))) for form in formats]
     if any(len(plan.sizes) > 1 for form, files in work if form == "onnx" for plan in files):
         proof |= unlisted_proofs(source, sizes, sample_inputs, batch, progress)
     flops, parameters = _cost(source, sizes, proof)
@@ -92,7 +94,7 @@ def export(
                 format=form,
                 precision=plan.precision,
                 batch=plan.batch,
-                sizes=tuple(map(str, plan.sizes)),
+                sizes=tuple(str(size) for size in sizes if size in plan.sizes),
                 signature=source.file_signature,
                 source_sha256=source_sha256,
                 versions={},
@@ -182,7 +184,8 @@ def _write(
         progress(f"{path.name}: converted in {time.monotonic() - started:.0f} s; running it at every size")
         try:
             # A dynamic file holds for the sizes in between too.
-            sizes = tuple(proof) if len(plan.sizes) > 1 and plan.format == "onnx" else plan.sizes
+            dynamic = len(plan.sizes) > 1 and plan.format == "onnx"
+            sizes = [size for size in proof if dynamic or size in plan.sizes]
             verified = [item for size in sizes for item in _verify(draft, path, size, plan, proof[size])]
             parity.check(verified, plan.precision, file=path.name)
             metadata = replace(metadata, verified=tuple(verified))
