@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import shutil
 import time
@@ -76,23 +77,23 @@ def export(
         raise EdgeVitError("input image: the preprocessing is not known, so it cannot be put inside")
     batch = batch if signature.batched else 1
     proof = proofs(source, sizes, sample_inputs, batch)
-    work = [
-        (form, list(plans(name, form, sizes, precision, batch, target, static=static, picture=input == "image")))
-        for form in formats
-    ]
-    if any(len(plan.sizes) > 1 for form, files in work if form == "onnx" for plan in files):
+    files = functools.partial(
+        plans, name, static=static, picture=input == "image", default=preprocessing.size if preprocessing else ""
+    )
+    work = [(form, list(files(form, sizes, precision, batch, target))) for form in formats]
+    if any(len(plan.sizes) > 1 for form, planned in work if form == "onnx" for plan in planned):
         proof |= unlisted_proofs(source, sizes, sample_inputs, batch, progress)
     flops, parameters = _cost(source, sizes, proof)
     artifacts = []
-    for form, files in work:
+    for form, planned in work:
         converted = _prepared(source, form, proof[min(sizes, key=_area)], rewrites)
-        for plan in files:
+        for plan in planned:
             metadata = Metadata(
                 model=name,
                 format=form,
                 precision=plan.precision,
                 batch=plan.batch,
-                sizes=tuple(map(str, plan.sizes)),
+                sizes=tuple(str(size) for size in sizes if size in plan.sizes),
                 signature=source.file_signature,
                 source_sha256=source_sha256,
                 versions={},
@@ -182,7 +183,8 @@ def _write(
         progress(f"{path.name}: converted in {time.monotonic() - started:.0f} s; running it at every size")
         try:
             # A dynamic file holds for the sizes in between too.
-            sizes = tuple(proof) if len(plan.sizes) > 1 and plan.format == "onnx" else plan.sizes
+            dynamic = len(plan.sizes) > 1 and plan.format == "onnx"
+            sizes = [size for size in proof if dynamic or size in plan.sizes]
             verified = [item for size in sizes for item in _verify(draft, path, size, plan, proof[size])]
             parity.check(verified, plan.precision, file=path.name)
             metadata = replace(metadata, verified=tuple(verified))

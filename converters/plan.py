@@ -64,12 +64,15 @@ def plans(
     *,
     static: bool = False,
     picture: bool = False,
+    default: str = "",
 ) -> Iterator[Plan]:
     """The files of one format: MODEL[-image][-PRECISION][-SIZE].EXT, with a size only where each has its own file.
 
     Each size has its own with `static`; in Core ML before iOS 18, which has no functions; and in TFLite files that
-    take a `picture`, since the libraries that read their metadata know a single signature.
+    take a `picture`, since the libraries that read their metadata know a single signature. In a file of several
+    sizes the `default` one comes first: it is what a program gets that asks for none.
     """
+    sizes = tuple(sorted(sizes, key=lambda size: str(size) != default))
     chosen = precision or DEFAULT_PRECISION[form]
     stem = name + ("-image" if picture else "") + ("" if chosen == DEFAULT_PRECISION[form] else f"-{chosen}")
     count = batch if form == "onnx" else 1

@@ -74,3 +74,12 @@ def test_a_model_with_fixed_shapes_takes_no_size():
     assert str(FIXED) == "fixed"
     with pytest.raises(EdgeVitError, match="size 64: this model's shapes are fixed; leave the size out"):
         signature.check(Size.parse("64"))
+
+
+def test_the_default_size_comes_first():
+    sizes = Size.parse_list("160,256,192")
+    for form, target in (("tflite", "ios16"), ("coreml", "ios18")):
+        [plan] = plans("m", form, sizes, None, 1, target, default="256")
+        assert plan.sizes == Size.parse_list("256,160,192")
+    [plan] = plans("m", "tflite", sizes, None, 1, "ios16", default="224")
+    assert plan.sizes == sizes
