@@ -1,6 +1,6 @@
 # `make demo` and `make test` need Python 3.11 or 3.12 and nothing else; `make setup` makes their environment in .venv.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow lint bench clean
+.PHONY: help setup demo test test-slow lint bench check-task-metadata clean
 SHELL := /bin/sh
 VENV := .venv
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
@@ -12,6 +12,7 @@ help:
 	@echo 'make test-slow  the long tests; fetches Fashion-MNIST'
 	@echo 'make lint       ruff and mypy'
 	@echo 'make bench      exported models beside what one would use instead'
+	@echo 'make check-task-metadata  a picture file in tflite-support and MediaPipe, in an environment of their own'
 
 setup: $(VENV)/.current
 
@@ -40,5 +41,8 @@ lint: setup
 bench: setup
 	python benchmarks/export_latency.py
 
+check-task-metadata: setup
+	tools/check_task_metadata
+
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-task-metadata .pytest_cache .mypy_cache .ruff_cache .hypothesis
