@@ -14,6 +14,8 @@ from converters.errors import EdgeVitError, first_line
 _TORCH = str(Path(torch.__file__).parent)
 _CONVERTERS = str(Path(__file__).parent)
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in [^\n]+(?:\n\s+([^\n]+))?')
+# Where the exceptions of torch.export come from.
+_TRACERS = ("torch._dynamo", "torch._export", "torch.export", "torch.fx.experimental")
 # What torch.export says of a dimension that was meant to be symbolic and is a number in the module.
 _BAKED = re.compile(
     r"marked (\w+) as dynamic but your code specialized it to be a constant|[Nn]ot all values of (\w+) ?="
@@ -23,17 +25,22 @@ _LEGALIZE = re.compile(r"failed to legalize operation '([^']+)'")
 
 
 def unsupported(error: BaseException, form: str) -> EdgeVitError | None:
-    """One line for an exception out of torch.export or a converter to `form`; None where it names no operation.
+    """One line for an exception out of torch.export or a converter to `form`; None where it is about no operation.
 
     The operation is the graph node that was being converted when `error` was raised; the module and the source line
     are those that torch.export recorded with it.
     """
-    for cause in reversed(list(_chain(error))):
+    causes = list(_chain(error))
+    if any(isinstance(cause, OSError | MemoryError) for cause in causes):
+        return None
+    for cause in reversed(causes):
         node = _node_of(cause.__traceback__)
         if node is not None:
             return EdgeVitError(f"{form} cannot convert {_operation(node)}{_where(node)}; {_REMEDY}")
         if (match := _LEGALIZE.search(str(cause))) is not None:
             return EdgeVitError(f"{form} cannot convert {match[1]}{_named_in(str(cause))}; {_REMEDY}")
+        if type(cause).__module__.startswith(_TRACERS):
+            return untraceable(cause)
     return None
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
 
 import converters
 from converters.artifact import Preprocessing

@@ -42,7 +42,7 @@ def main(folder: Path) -> None:
     for name, reader in (("tflite-support", tflite_support), ("mediapipe", mediapipe)):
         found = reader(*files)
         labels_agree = [label for label, _ in found] == [label for label, _ in expected]
-        apart = max(abs(a - b) for (_, a), (_, b) in zip(found, expected))
+        apart = max(abs(a - b) for (_, a), (_, b) in zip(found, expected, strict=False))
         wrong |= not labels_agree or apart > TOLERANCE
         print(f"{name:14s}", shown(found), f"scores within {apart:.1e}" if labels_agree else "OTHER CLASSES")
     sys.exit(int(wrong))
