@@ -15,7 +15,7 @@ from torch import nn
 from converters.artifact import METADATA_KEY
 from converters.errors import EdgeVitError
 from converters.signature import Dim, Signature, Size
-from converters.unsupported import refuse_large, unsupported, untraceable
+from converters.unsupported import baked, refuse_large, unsupported, untraceable
 from converters.wrap import Named, zero_inputs
 
 OPSET = 18
@@ -105,7 +105,7 @@ def _trace(
         spec.name: {axis: symbols[d] for axis, d in enumerate(spec.shape) if d in symbols} for spec in signature.inputs
     }
     try:
-        return torch.export.export(
+        program = torch.export.export(
             named,
             (),
             kwargs=example,
@@ -115,6 +115,22 @@ def _trace(
         )
     except Exception as error:  # whatever a stranger's module makes torch.export say
         raise untraceable(error) from error
+    _check_still_dynamic(program, shapes)
+    return program
+
+
+def _check_still_dynamic(program: torch.export.ExportedProgram, shapes: Mapping[str, Mapping[int, Any]]) -> None:
+    """Raises EdgeVitError for a dimension that the module made a number.
+
+    torch.export may narrow its range and say nothing, and the file would run at that size only. `shapes` holds the symbols asked for, by input and axis.
+    """
+    for node, (_, axes) in zip(program.graph.find_nodes(op="placeholder")[-len(shapes) :], shapes.items(), strict=True):
+        for axis, symbol in axes.items():
+            length = node.meta["val"].shape[axis]
+            free = () if isinstance(length, int) else length.node.expr.free_symbols
+            ranges = [program.range_constraints[item] for item in free if item in program.range_constraints]
+            if isinstance(length, int) or any(found.lower == found.upper for found in ranges):
+                raise baked(getattr(symbol, "root", symbol).__name__)
 
 
 def _symbols(signature: Signature, sizes: Sequence[Size], batch: int | str) -> dict[str, Any]:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 from collections.abc import Iterable, Mapping
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 from onnx import TensorProto, helper, numpy_helper
+from onnx_ir.passes import common
 
 from converters.errors import EdgeVitError
+from converters.unsupported import own_path
 
 # Half of float16's largest number: an op whose values come near it on a few examples would overflow on others.
 LARGEST = 32_000.0
@@ -31,16 +35,13 @@ def to_half(model: onnx.ModelProto, samples: Iterable[Mapping[str, np.ndarray]])
     kept = [node for node in model.graph.node if _reach(node, largest) > LARGEST]
     note = _note(kept, largest)
     names = [node.name for node in kept]
-    half = convert_float_to_float16(copy.deepcopy(model), keep_io_types=True, node_block_list=names)
+    half = _settled(convert_float_to_float16(copy.deepcopy(model), keep_io_types=True, node_block_list=names))
     check_half(half, names)
     return half, note
 
 
 def largest_values(model: onnx.ModelProto, samples: Iterable[Mapping[str, np.ndarray]]) -> dict[str, float]:
-    """max |value| of every float32 tensor of `model`, by name: of weights, and of activations over all examples.
-
-    Raises EdgeVitError where an activation is NaN.
-    """
+    """max |value| of every float32 tensor of `model`, by name: of weights, and of activations over all examples."""
     import onnxruntime
 
     largest = {
@@ -60,8 +61,6 @@ def largest_values(model: onnx.ModelProto, samples: Iterable[Mapping[str, np.nda
             one = {name: array[example : example + 1] for name, array in arrays.items()}
             found = np.abs(np.array(session.run(outputs, one), np.float64).reshape(-1, 2)).max(axis=1)
             for name, value in zip(values, found, strict=True):
-                if np.isnan(value):
-                    raise EdgeVitError(f"fp16: the model computes NaN at '{name}' already in float32; mend its weights")
                 largest[name] = max(largest.get(name, 0.0), float(value))
     return largest
 
@@ -86,6 +85,30 @@ def check_half(model: onnx.ModelProto, kept: Iterable[str]) -> None:
     whole = sum(np.prod(item.dims) for item in model.graph.initializer if item.data_type == TensorProto.FLOAT)
     if whole > halved:
         raise EdgeVitError(f"fp16: most weights belong to ops that reach beyond {LARGEST:,.0f}; export fp32 instead")
+
+
+def _settled(model: onnx.ModelProto) -> onnx.ModelProto:
+    """What the conversion leaves to do: nodes in order, and float32 handed on as it is.
+
+    Between two ops that keep float32 it casts to float16 and back, which is just where the values do not fit.
+    """
+    graph = ir.from_proto(model)
+    for node in list(graph.graph):
+        inner = node.inputs[0].producer() if node.op_type == "Cast" and node.inputs[0] is not None else None
+        if inner is None or inner.op_type != "Cast" or _target(node) != TensorProto.FLOAT:
+            continue
+        source = inner.inputs[0]
+        if _target(inner) == TensorProto.FLOAT16 and source is not None and source.dtype == ir.DataType.FLOAT:
+            node.replace_input_with(0, source)
+            if not node.outputs[0].is_graph_output():
+                ir.convenience.replace_all_uses_with(node.outputs[0], source)
+    common.RemoveUnusedNodesPass()(graph)
+    common.TopologicalSortPass()(graph)
+    return ir.to_proto(graph)
+
+
+def _target(cast: ir.Node) -> int | None:
+    return cast.attributes.get_int("to")
 
 
 def _watched(model: onnx.ModelProto) -> tuple[list[str], onnx.ModelProto]:
@@ -118,9 +141,7 @@ def _note(kept: list[onnx.NodeProto], largest: Mapping[str, float]) -> list[str]
 
 def _described(node: onnx.NodeProto) -> str:
     """An op by its type and, where the exporter recorded it, the module that it came from."""
-    import ast
-
     scopes = next((item.value for item in node.metadata_props if item.key == _SCOPE_KEY), "[]")
     paths = [path for path in ast.literal_eval(scopes)[:-1] if path]
-    path = paths[-1].removeprefix("module.") if paths else ""
+    path = own_path(paths[-1]) if paths else ""
     return f"{node.op_type} in '{path}'" if path else f"{node.op_type} '{node.name}'"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -144,19 +145,26 @@ def _shorten_names(model: schema.ModelT) -> None:
 
     Tensors that are inputs or outputs keep the names by which signatures know them.
     """
-    for subgraph in model.subgraphs:
-        ports = {*subgraph.inputs, *subgraph.outputs}
+    ports = [{*subgraph.inputs, *subgraph.outputs} for subgraph in model.subgraphs]
+    taken = {text(subgraph.tensors[i].name) for subgraph, own in zip(model.subgraphs, ports, strict=True) for i in own}
+    count: Counter[str] = Counter()
+    for subgraph, own in zip(model.subgraphs, ports, strict=True):
         for number, tensor in enumerate(subgraph.tensors):
-            if number not in ports:
-                tensor.name = _short(text(tensor.name))
+            if number in own:
+                continue
+            short = name = _short(text(tensor.name))
+            while name in taken:  # quantisers tell a model's tensors apart by their names
+                count[short] += 1
+                name = f"{short};{count[short]}"
+            taken.add(name)
+            tensor.name = name
 
 
 def _short(name: str) -> str:
-    """`package.Class_stage/package.Class_1;…;7` → `stage.1;7`: the innermost module of the first operation."""
-    first, _, rest = name.partition(";")
+    """`package.Class_stage/package.Class_1;…;7` → `stage.1`: the innermost module of the first operation."""
+    first = name.partition(";")[0]
     if not first.startswith(_WRAPPER):  # a constant of the converter's own
         return name
     parts = [re.sub(r"^(?:\w+\.)+_?[A-Za-z0-9]+(?:_|$)", "", part) for part in first.split("/")]
     path = ".".join(part for part in parts if part and part != "module") or "model"
-    number = rest.rpartition(";")[2]
-    return f"{path};{number}" if number.isdigit() else path
+    return path

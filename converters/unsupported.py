@@ -18,7 +18,7 @@ _FRAME = re.compile(r'File "([^"]+)", line (\d+), in [^\n]+(?:\n\s+([^\n]+))?')
 _TRACERS = ("torch._dynamo", "torch._export", "torch.export", "torch.fx.experimental")
 # What torch.export says of a dimension that was meant to be symbolic and is a number in the module.
 _BAKED = re.compile(
-    r"marked (\w+) as dynamic but your code specialized it to be a constant|[Nn]ot all values of (\w+) ?="
+    r"marked (?:\d+\*)?(\w+) as dynamic but your code specialized it to be a constant|[Nn]ot all values of (\w+) ?="
 )
 # What the MLIR passes say of an operation that they know and TFLite does not.
 _LEGALIZE = re.compile(r"failed to legalize operation '([^']+)'")
@@ -50,18 +50,28 @@ def untraceable(error: BaseException) -> EdgeVitError:
         return error
     line = _source(str(error)) or _line_of(error.__traceback__)
     if (match := _BAKED.search(str(error))) is not None:
-        name = match[1] or match[2]
-        remedy = "--batch 1" if name == "batch" else "--static, or with one size"
-        return EdgeVitError(
-            f"the module works for a single {name.removesuffix('_units')} only{line}; export it with {remedy}"
-        )
+        return baked(next(name for name in match.groups() if name), line)
     return EdgeVitError(f"torch.export cannot trace the module: {_plain(error)}{line}")
+
+
+def baked(name: str, line: str = "") -> EdgeVitError:
+    """For a dimension of that name that is a number in the module where a file should take any."""
+    remedy = "--batch 1" if name == "batch" else "--static, or with one size"
+    return EdgeVitError(
+        f"the module works for a single {name.removesuffix('_units')} only{line}; export it with {remedy}"
+    )
+
+
+def own_path(path: str) -> str:
+    """A submodule's path in the user's model: the converters' wrappers call what they wrap `module`."""
+    while path == "module" or path.startswith("module."):
+        path = path.removeprefix("module").removeprefix(".")
+    return path
 
 
 def refuse_large(module: torch.nn.Module, form: str) -> None:
     """Raises EdgeVitError for more weights than one file of `form` holds; their formats count in 32 bits."""
-    tensors = {tensor.data_ptr(): tensor for tensor in (*module.parameters(), *module.buffers())}
-    size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in (*module.parameters(), *module.buffers()))
     if size_bytes > LARGEST_BYTES:
         raise EdgeVitError(
             f"{form}: weights of {size_bytes / 2**30:.1f} GiB; one file holds {LARGEST_BYTES / 2**30:.1f} GiB"
@@ -98,10 +108,7 @@ def _operation(node: torch.fx.Node) -> str:
 
 def _where(node: torch.fx.Node) -> str:
     modules = [path for path, _ in (node.meta.get("nn_module_stack") or {}).values()]
-    # The converters' own wrappers come first; each calls what it wraps `module`.
-    path = modules[-1] if modules else ""
-    while path == "module" or path.startswith("module."):
-        path = path.removeprefix("module").removeprefix(".")
+    path = own_path(modules[-1]) if modules else ""
     inside = f" in module '{path}'" if path else ""
     return inside + _source(node.meta.get("stack_trace") or "")
 

@@ -96,6 +96,8 @@ def test_tensors_are_named_after_their_module(wide):
     assert b"converters.wrap" not in content
     assert b"export_models.Small" not in content
     names = {tensor.name.decode().split(";")[0] for tensor in tables(files["fp16"]).subgraphs[0].tensors}
+    every = [tensor.name for subgraph in tables(files["fp16"]).subgraphs for tensor in subgraph.tensors]
+    assert len(set(every)) == len(every)
     assert {"stem_norm", "depthwise", "qkv", "head"} <= names | {name.split("_dequant")[0] for name in names}
     assert b"export_models.Small" in files["fp32"].read_bytes()  # with debug_info
 
