@@ -64,7 +64,7 @@ def convert(
         raise
     assert exported is not None
     tidy(exported.model)
-    model, notes = exported.model_proto, []
+    model, notes = exported.model_proto, list[str]()
     _name_dimensions(model, signature, set(symbols))
     if precision == "fp16":
         model, notes = to_half(model, (samples[size] for size in sizes if size in samples))
@@ -102,7 +102,8 @@ def _trace(
     size = _different_sides(signature, sizes) if len(sizes) > 1 else sizes[0]
     example = zero_inputs(signature, size, 2 if "batch" in symbols else 1)
     shapes = {
-        spec.name: {axis: symbols[d] for axis, d in enumerate(spec.shape) if d in symbols} for spec in signature.inputs
+        spec.name: {axis: symbols[str(d)] for axis, d in enumerate(spec.shape) if d in symbols}
+        for spec in signature.inputs
     }
     try:
         program = torch.export.export(
@@ -122,7 +123,8 @@ def _trace(
 def _check_still_dynamic(program: torch.export.ExportedProgram, shapes: Mapping[str, Mapping[int, Any]]) -> None:
     """Raises EdgeVitError for a dimension that the module made a number.
 
-    torch.export may narrow its range and say nothing, and the file would run at that size only. `shapes` holds the symbols asked for, by input and axis.
+    torch.export may narrow its range and say nothing, and the file would run at that size only. `shapes`
+    holds the symbols asked for, by input and axis.
     """
     for node, (_, axes) in zip(program.graph.find_nodes(op="placeholder")[-len(shapes) :], shapes.items(), strict=True):
         for axis, symbol in axes.items():

@@ -50,7 +50,7 @@ def _slice_instead(model: ir.Model, node: ir.Node) -> None:
     for made in (part, whole):
         made.metadata_props.update(node.metadata_props)
     part.outputs[0].name, whole.outputs[0].name = f"{name}_part", f"{name}_picked"
-    part.outputs[0].dtype = whole.outputs[0].dtype = node.outputs[0].dtype
+    part.outputs[0].type = whole.outputs[0].type = node.outputs[0].type
     whole.outputs[0].shape = node.outputs[0].shape
     graph.insert_before(node, [part, whole])
     ir.convenience.replace_all_uses_with(node.outputs[0], whole.outputs[0], replace_graph_outputs=True)
@@ -62,6 +62,8 @@ def _slice_instead(model: ir.Model, node: ir.Node) -> None:
 
 def _constant(model: ir.Model, name: str, values: list[int]) -> ir.Value:
     tensor = ir.tensor(np.array(values, np.int64), name=name)
-    value = ir.Value(name=name, shape=tensor.shape, type=ir.TensorType(ir.DataType.INT64), const_value=tensor)
+    value = ir.Value(
+        name=name, shape=ir.Shape([len(values)]), type=ir.TensorType(ir.DataType.INT64), const_value=tensor
+    )
     model.graph.register_initializer(value)
     return value
