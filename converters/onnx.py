@@ -48,7 +48,7 @@ def convert(
 
     refuse_large(module, "onnx")
     symbols = _symbols(signature, sizes, batch)
-    program = _trace(module, signature, sizes, symbols)
+    program = _trace(module, signature, sizes, symbols, 2 if batch == "dynamic" else int(batch))
     try:
         exported = torch.onnx.export(
             program,
@@ -94,13 +94,13 @@ def read(path: Path) -> str | None:
 
 
 def _trace(
-    module: nn.Module, signature: Signature, sizes: Sequence[Size], symbols: Mapping[str, Any]
+    module: nn.Module, signature: Signature, sizes: Sequence[Size], symbols: Mapping[str, Any], batch: int
 ) -> torch.export.ExportedProgram:
     """`module` as torch.export's graph, with `symbols` in the place of the dimensions of those names."""
     named = Named(module, signature).eval()
     # Batch 1 and equal sides would be taken for constants; 2 and different sides cannot be.
     size = _different_sides(signature, sizes) if len(sizes) > 1 else sizes[0]
-    example = zero_inputs(signature, size, 2 if "batch" in symbols else 1)
+    example = zero_inputs(signature, size, batch)
     shapes = {
         spec.name: {axis: symbols[str(d)] for axis, d in enumerate(spec.shape) if d in symbols}
         for spec in signature.inputs
