@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import flatbuffers
 import numpy as np
 import pytest
 import torch
@@ -136,3 +137,23 @@ def test_metadata_can_be_put_in_again_and_again(wide, tmp_path):
     assert len(after.metadata) == len(before.metadata) + 1
     assert constants(after, schema.TensorType.FLOAT16) == constants(before, schema.TensorType.FLOAT16)
     assert path.stat().st_size < files["fp16"].stat().st_size + 300
+
+
+def test_weights_that_lie_behind_the_flatbuffer_come_through(wide, tmp_path):
+    """Where quantisers put large buffers, by an offset into the file, which embedding moves."""
+    module, files = wide
+    model, start = tables(files["fp32"]), 1 << 20
+    buffer = max((item for item in model.buffers if item.data is not None), key=lambda item: len(item.data))
+    behind = bytes(buffer.data)
+    buffer.data, buffer.offset, buffer.size = None, start, len(behind)
+    builder = flatbuffers.Builder(start)
+    builder.Finish(model.Pack(builder), file_identifier=b"TFL3")
+    path = tmp_path / "behind.tflite"
+    path.write_bytes(bytes(builder.Output()).ljust(start, b"\0") + behind)
+    tflite.embed(path, "text")
+    assert path.stat().st_size < start
+    inputs = pictures(SIZES[0], 1)
+    with torch.no_grad():
+        expected = module(torch.from_numpy(inputs["image"])).numpy()
+    logits = Interpreter(model_path=str(path)).get_signature_runner("size_96")(**inputs)["logits"]
+    np.testing.assert_allclose(logits, expected, rtol=1e-3, atol=1e-4)
