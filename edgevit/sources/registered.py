@@ -1,10 +1,7 @@
-"""What can be exported or evaluated: a registered model, with or without weights, or what a training run left."""
+"""A registered model by its name, with or without weights, and what a training run left."""
 
 from __future__ import annotations
 
-import difflib
-import hashlib
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -14,66 +11,26 @@ from converters.artifact import Preprocessing
 from converters.errors import EdgeVitError
 from converters.signature import Signature
 from edgevit.models.pretrained import load_weights, read_weights
-from edgevit.models.registry import create_model, list_models
+from edgevit.models.registry import create_model
 from edgevit.run_folder import RunFolder
+from edgevit.sources.source import RANDOM, Source, weights_sha256
 
 
-@dataclass(frozen=True)
-class Source:
-    """A module, ready to be run, and what an artifact made of it should carry."""
-
-    module: nn.Module  # in evaluation mode
-    name: str  # the registered model's, such as "mobilevit_xxs"
-    signature: Signature
-    preprocessing: Preprocessing
-    labels: tuple[str, ...]  # one per class, or none where nobody named them
-    sha256: str  # of the weights
-    run: RunFolder | None = None
-    note: str = ""  # a warning that the user should see, else ""
-
-
-def load_source(
-    source: str | Path, *, weights: str | None = None, num_classes: int | None = None, channel_order: str | None = None
-) -> Source:
-    """`source`: a registered model's name, a run folder, or a checkpoint file inside a run folder.
-
-    A name takes `weights` (a file, a folder or `hf:OWNER/NAME`; `channel_order` as in `load_weights`) and as many
-    classes as they have. Without weights it gets random ones, the same every time, and `note` says so; then
-    `num_classes` is 1000 by default. A run has its own weights, classes and preprocessing.
-
-    Raises EdgeVitError for anything else, and for weights that do not fit.
-    """
-    if str(source) in list_models():
-        return _registered(str(source), weights, num_classes, channel_order)
-    run, file = _find_run(source)
-    if weights is not None or channel_order is not None:
-        raise EdgeVitError(f"{source}: a run has weights of its own; leave weights and channel order out")
-    return _trained(run, file, num_classes)
-
-
-def weights_sha256(module: nn.Module) -> str:
-    """SHA-256 of a module's state: each name, dtype, shape and value, in the order of the names."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(module.state_dict().items()):
-        array = tensor.detach().cpu().contiguous().numpy()
-        digest.update(f"{name} {array.dtype} {array.shape}\n".encode())
-        digest.update(array.tobytes())
-    return digest.hexdigest()
-
-
-def _registered(name: str, weights: str | None, num_classes: int | None, channel_order: str | None) -> Source:
-    if weights is None:
+def registered_source(name: str, weights: str | None, num_classes: int | None, channel_order: str | None) -> Source:
+    """Without weights, or with "random", random ones, the same every time; `num_classes` is then 1000 by default."""
+    if weights in (None, RANDOM):
         module = _random(name, 1000 if num_classes is None else num_classes)
         note = f"random weights: {name} was not trained; give weights for a model that knows anything"
         return _source(name, module, Preprocessing(), note=note)
-    loaded = read_weights(weights, channel_order=channel_order)
+    loaded = read_weights(str(weights), channel_order=channel_order)
     if num_classes is None:
         num_classes = loaded.num_classes or 1000
     module = _random(name, num_classes)
     return _source(name, module, load_weights(module, loaded), loaded.labels)
 
 
-def _trained(run: RunFolder, file: Path, num_classes: int | None) -> Source:
+def trained_source(run: RunFolder, file: Path, num_classes: int | None) -> Source:
+    """A run's own weights, classes and preprocessing."""
     name, trained_classes = run.config["model"], run.config["num_classes"]
     if num_classes not in (None, trained_classes):
         raise EdgeVitError(f"{run.path}: was trained with {trained_classes} classes, not {num_classes}")
@@ -112,8 +69,8 @@ def _random(name: str, num_classes: int) -> nn.Module:
         return create_model(name, num_classes)
 
 
-def _find_run(source: str | Path) -> tuple[RunFolder, Path]:
-    """The run folder and the file of weights in it that `source` means."""
+def find_run(source: str | Path) -> tuple[RunFolder, Path] | None:
+    """The run folder and the file of weights in it that `source` means; None where nothing of that name is there."""
     path = Path(source)
     if path.is_dir():
         run = RunFolder.open(path)
@@ -123,6 +80,4 @@ def _find_run(source: str | Path) -> tuple[RunFolder, Path]:
             if RunFolder.stands_at(folder):
                 return RunFolder.open(folder), path
         raise EdgeVitError(f"{source}: lies in no run folder; name its model and give the file as weights")
-    near = difflib.get_close_matches(str(source), list_models(), n=1, cutoff=0.5)
-    meant = f"did you mean {near[0]}?" if near else f"models are {', '.join(list_models())}"
-    raise EdgeVitError(f"{source}: no model, run folder or checkpoint of that name; {meant}")
+    return None
