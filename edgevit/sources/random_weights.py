@@ -24,8 +24,11 @@ def scale_weights(module: nn.Module, inputs: tuple[Tensor, ...], seed: int = SEE
 
     Convolutions and linear layers get normal weights, then the scale at which their outputs for `inputs` have a
     standard deviation of 1. Norms get weights around 1; parameters that are zero or close to it (layer scales, zero
-    gammas, position tables, biases) small random values. BatchNorm gets the statistics of `inputs`. The module is left
-    in eval mode and the global generator as it was.
+    gammas, position tables, biases) small random values. BatchNorm gets the statistics of `inputs`, and biases
+    around 1: most values then lie where the activation behind it passes them on. With biases around 0 a deep network of
+    random weights is chaotic, as no trained one is: rounding to fp16 between the layers of a MobileNetV2 grew to 12 %
+    of its logits' standard deviation, and to 0.5 % with these. The module is left in eval mode and the global
+    generator as it was.
     """
     generator = torch.Generator().manual_seed(seed)
     module.eval()
@@ -55,6 +58,8 @@ def _draw(layer: nn.Module, generator: torch.Generator) -> None:
             continue
         if linear and name == "weight":
             nn.init.kaiming_normal_(parameter, nonlinearity="linear", generator=generator)
+        elif isinstance(layer, _BatchNorm) and name == "bias":
+            parameter.uniform_(0.8, 1.2, generator=generator)
         elif norm and name == "weight":
             parameter.uniform_(0.8, 1.2, generator=generator)
         elif name.endswith("bias") and parameter.ndim == 1:
