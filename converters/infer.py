@@ -19,6 +19,7 @@ from converters.wrap import flat_outputs
 # Steps by which a picture may grow, the first that the module takes. Coarse ones come first: a network whose maps
 # halve five times is exported with fewer special cases at multiples of 32. 14 and 7 are patches of vision transformers.
 STEPS = (32, 16, 8, 4, 2, 1, 14, 7)
+FAR = 64  # pixels, about: by which a picture must be able to grow
 SAME_ROW = 1e-3  # of the output's largest value: how far a row may move when another example joins the batch
 
 Tensors = dict[str, Tensor]
@@ -203,17 +204,22 @@ def _image_symbols(probe: _Probe, symbols: _Symbols, outputs: Tensors, dynamic: 
     for step in STEPS if dynamic else ():
         if height % step or width % step:
             continue
-        sides = (height + step, width + 2 * step)  # different, so that outputs tell which is which
-        changed = _changed(symbols.outputs, probe.shapes(probe.sized(*sides)), dict(zip(sides, "hw", strict=True)))
-        if changed is None:
+        # A step that is smaller than a patch may change nothing, so a larger one must do too.
+        far = step * -(-FAR // step)
+        found = [_at(probe, symbols, height + more, width + 2 * more) for more in dict.fromkeys((step, far))]
+        named = found[0]
+        if named is None or any(other != named for other in found):
             continue
-        full = {"h": "height", "w": "width"}
-        named = {name: tuple(full.get(d, d) if isinstance(d, str) else d for d in s) for name, s in changed.items()}
         smallest = _smallest(probe, step, min(height, width))
         dims = tuple(Dim(name, minimum=smallest, multiple_of=step) for name in ("height", "width"))
         return replace(symbols, inputs=inputs, outputs=named, dims=dims)
     dims = (Dim("height", height, height), Dim("width", width, width))
     return replace(symbols, inputs=inputs, dims=dims)
+
+
+def _at(probe: _Probe, symbols: _Symbols, height: int, width: int) -> dict[str, tuple[int | str, ...]] | None:
+    """Shapes of the outputs where they follow the picture's sides, which differ, so that it is clear which is which."""
+    return _changed(symbols.outputs, probe.shapes(probe.sized(height, width)), {height: "height", width: "width"})
 
 
 def _smallest(probe: _Probe, step: int, largest: int) -> int:

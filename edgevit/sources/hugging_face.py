@@ -21,11 +21,16 @@ from edgevit.sources.source import RANDOM, Source, weights_sha256
 
 TOKENS = 64  # of text models, or as many as they have positions for
 RESAMPLING = {0: "nearest", 2: "bilinear", 3: "bicubic"}  # Pillow's numbers
+INTERNAL = ("past_key_values", "hidden_states", "attentions", "cross_attentions")
+HIDDEN = ("last_hidden_state", "pooler_output")
 FILES = ("*.safetensors", "*.json")
 
 
 class Transformer(nn.Module):
-    """A model of transformers' that takes its inputs in order and returns a dict of tensors, without any cache."""
+    """A model of transformers' that takes its inputs in order and returns a dict of tensors, without any cache.
+
+    A model with a head returns what the head says, and not also the states that it was given.
+    """
 
     def __init__(self, model: nn.Module, names: tuple[str, ...], options: dict[str, Any]) -> None:
         super().__init__()
@@ -35,7 +40,8 @@ class Transformer(nn.Module):
 
     def forward(self, *inputs: Tensor) -> dict[str, Tensor]:
         result = self.model(**dict(zip(self.names, inputs, strict=True)), return_dict=True, **self.options)
-        return flat_outputs({key: value for key, value in result.items() if key != "past_key_values"})
+        outputs = {key: value for key, value in result.items() if key not in INTERNAL}
+        return flat_outputs({key: value for key, value in outputs.items() if not key.endswith(HIDDEN)} or outputs)
 
 
 def hugging_face_source(name: str, weights: str | None, num_classes: int | None) -> Source:

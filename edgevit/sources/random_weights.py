@@ -7,7 +7,7 @@ wrong file would agree with such a model, and a converter may delete what is mul
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -58,9 +58,7 @@ def _draw(layer: nn.Module, generator: torch.Generator) -> None:
             continue
         if linear and name == "weight":
             nn.init.kaiming_normal_(parameter, nonlinearity="linear", generator=generator)
-        elif isinstance(layer, _BatchNorm) and name == "bias":
-            parameter.uniform_(0.8, 1.2, generator=generator)
-        elif norm and name == "weight":
+        elif (norm and name == "weight") or (isinstance(layer, _BatchNorm) and name == "bias"):
             parameter.uniform_(0.8, 1.2, generator=generator)
         elif name.endswith("bias") and parameter.ndim == 1:
             parameter.uniform_(-0.2, 0.2, generator=generator)
@@ -97,10 +95,3 @@ def _fit(seen: set[int]) -> Callable[[nn.Module, Any, Tensor], Tensor | None]:
         return signal / deviation + shift
 
     return hook
-
-
-def dead(module: nn.Module) -> Iterator[str]:
-    """Names of parameters that switch off what they multiply."""
-    for name, parameter in module.named_parameters():
-        if parameter.is_floating_point() and parameter.numel() and parameter.abs().max() <= TINY:
-            yield name
