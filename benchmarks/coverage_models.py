@@ -42,7 +42,7 @@ def _cases() -> list[Case]:
         "fastvit_t8 efficientformer_l1 efficientformerv2_s0 levit_128s tiny_vit_5m_224 mobilenetv4_hybrid_medium",
         "ViT": "vit_tiny_patch16_224 deit_tiny_patch16_224 pit_ti_224 xcit_nano_12_p16_224 cait_xxs24_224 "
         "crossvit_tiny_240 coat_tiny eva02_tiny_patch14_224 vit_small_patch32_224 hiera_tiny_224 "
-        "swin_tiny_patch4_window7_224 vit_small_patch14_dinov2",
+        "swin_tiny_patch4_window7_224",
         "hybrid": "coatnet_nano_rw_224 maxvit_nano_rw_256 poolformer_s12",
         "MLP": "resmlp_12_224 mixer_s32_224",
     }
@@ -53,6 +53,7 @@ def _cases() -> list[Case]:
     }
     config = {
         "mobile hybrid": "mobilevit",
+        "ViT": "dinov2_small",
         "detection": "yolos_tiny detr_resnet50",
         "segmentation": "segformer_b0",
         "text": "bert_small distilbert gpt2",
@@ -111,6 +112,13 @@ def _segformer_b0() -> tuple[Any, str]:
     return config, "SegformerForSemanticSegmentation"
 
 
+def _dinov2_small() -> tuple[Any, str]:
+    from transformers import Dinov2Config
+
+    sides = {"hidden_size": 384, "num_hidden_layers": 12, "num_attention_heads": 6}
+    return Dinov2Config(image_size=224, patch_size=14, num_labels=1000, **sides), "Dinov2ForImageClassification"
+
+
 def _mobilevit() -> tuple[Any, str]:
     from transformers import MobileViTConfig
 
@@ -125,5 +133,6 @@ CONFIGS: dict[str, Callable[[], tuple[Any, str]]] = {
     "yolos_tiny": _yolos_tiny,
     "segformer_b0": _segformer_b0,
     "mobilevit": _mobilevit,
+    "dinov2_small": _dinov2_small,
 }
 CASES = {case.source: case for case in _cases()}
