@@ -35,7 +35,7 @@ SIDE = 160  # of pictures, where a model takes any size and no configuration nam
 RESULT = "result: "  # begins the line of a process that holds its row
 MISSED = "fp16 allows"  # in the message of a file that misses fp16's tolerance
 # What upstream knows of: (format, part of the reason, where it is discussed).
-UPSTREAM: tuple[tuple[str, str, str], ...] = ()
+UPSTREAM = (("coreml", "upsample_bicubic2d", "https://github.com/apple/coremltools/issues/1747"),)
 
 
 @dataclass(frozen=True)
@@ -155,8 +155,7 @@ def attempt(source: str, family: str, form: str, precision: str, args: argparse.
         reason = reason or _ending(process.returncode, args.seconds)
         last = next((line for line in reversed(lines) if line.strip()), "")
         row = replace(row, reason=_shortened(f"{reason}; last line: {last}" if last else reason))
-    known = (url for where, part, url in UPSTREAM if where == form and re.search(part, row.reason))
-    return replace(row, issue=next(known, "")) if row.verified == "no" else row
+    return row
 
 
 def read(table: Path) -> dict[tuple[str, str, str], Row]:
@@ -176,8 +175,13 @@ def write(table: Path, row: Row) -> None:
     with draft.open("w", newline="") as stream:
         writer = csv.DictWriter(stream, [field.name for field in fields(Row)], lineterminator="\n")
         writer.writeheader()
-        writer.writerows(asdict(rows[key]) for key in sorted(rows))
+        writer.writerows(asdict(replace(rows[key], issue=upstream(rows[key]))) for key in sorted(rows))
     draft.replace(table)
+
+
+def upstream(row: Row) -> str:
+    """Where a failure is discussed, if anywhere."""
+    return next((url for form, part, url in UPSTREAM if form == row.format and part in row.reason), "")
 
 
 def summary(rows: list[Row]) -> str:
