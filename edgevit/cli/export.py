@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 @click.command("export")
 @click.argument("source")
 @click.option(
-    "--weights", metavar="FILE|FOLDER|hf:REPO", help="Weights for a model's name: timm, Hugging Face, CVNets."
+    "--weights",
+    metavar="FILE|FOLDER|hf:REPO|random",
+    help="Weights for a model's name, or random ones.  [default: the library's own, else random]",
 )
 @click.option(
     "--channel-order",
@@ -86,12 +88,16 @@ def command(
 ) -> None:
     """Write ONNX, TFLite and Core ML files of SOURCE, each checked by running it.
 
-    SOURCE is a model's name (see `edgevit models`), a run folder, or a checkpoint inside one.
+    SOURCE is a model's name (see `edgevit models`), a run folder, a checkpoint inside one, timm:NAME,
+    torchvision:NAME, hf:FOLDER_OR_REPOSITORY, or python:MODULE:FUNCTION, whose function returns a module and its
+    example inputs.
 
     \b
     edgevit export runs/digits --sizes 32,64,96
     edgevit export mobilevit_s --weights hf:apple/mobilevit-small --sizes 160,256
     edgevit export runs/digits --format coreml --target ios18 --sizes 32,64
+    edgevit export timm:resnet18 --weights random --format onnx
+    edgevit export python:my_models:small
     edgevit export runs/digits --input image --labels digits.txt --sizes 64
 
     Every file is run at every size and compared with the model on real pictures. Error is the largest difference as
