@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import torch
@@ -37,16 +37,36 @@ class Named(nn.Module):
 
 
 def named_outputs(result: object, names: tuple[str, ...]) -> dict[str, torch.Tensor]:
-    """What a module returned (a tensor, a sequence or a dict) by the signature's names."""
-    if isinstance(result, torch.Tensor):
-        result = (result,)
+    """What a module returned, nested or not, by the signature's names: those of a dict, else by position."""
+    outputs = flat_outputs(result)
+    if set(names) <= set(outputs):
+        return {name: outputs[name] for name in names}
     if isinstance(result, Mapping):
-        if missing := [name for name in names if name not in result]:
-            raise EdgeVitError(f"the module returns no output '{missing[0]}'; it returns {', '.join(map(str, result))}")
-        return {name: result[name] for name in names}
-    if not isinstance(result, tuple | list) or len(result) != len(names):
+        missing = next(name for name in names if name not in outputs)
+        raise EdgeVitError(f"the module returns no output '{missing}'; it returns {', '.join(outputs)}")
+    if len(outputs) != len(names):
         raise EdgeVitError(f"the module does not return the signature's outputs: {', '.join(names)}")
-    return dict(zip(names, result, strict=True))
+    return dict(zip(names, outputs.values(), strict=True))
+
+
+def flat_outputs(result: object) -> dict[str, torch.Tensor]:
+    """Every tensor of what a module returned, however nested, by name, in order.
+
+    A tensor alone is `output`; items of a sequence are numbered, `output_0`, and keys of a dict are names as they are;
+    further down both are joined with `_`, such as `features_1`. What is no tensor, such as None, is left out.
+    """
+    if isinstance(result, torch.Tensor):
+        return {"output": result}
+    return dict(_leaves(result, "" if isinstance(result, Mapping) else "output"))
+
+
+def _leaves(value: object, path: str) -> Iterator[tuple[str, torch.Tensor]]:
+    if isinstance(value, torch.Tensor):
+        yield path, value
+    elif isinstance(value, Mapping | tuple | list):
+        items = value.items() if isinstance(value, Mapping) else enumerate(value)
+        for key, item in items:
+            yield from _leaves(item, f"{path}_{key}" if path else str(key))
 
 
 def zero_inputs(signature: Signature, size: Size, batch: int = 1) -> dict[str, torch.Tensor]:

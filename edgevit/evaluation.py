@@ -166,13 +166,14 @@ def _checkpoint(path: Path, limit: int | None) -> _Subject:
     source = load_source(path)
     if source.run is None:
         raise EdgeVitError(f"{path}: a model without weights; give a run folder or an exported file")
+    preprocessing = source.run.preprocessing
 
     def measure(images: ImageSet, size: Size) -> Metric:
         source.signature.check(size)
         _check_classes(path, source.labels, images)
-        return evaluate_module(source.module, images, size, source.preprocessing, limit)
+        return evaluate_module(source.module, images, size, preprocessing, limit)
 
-    return _Subject(measure, source.sha256, source.preprocessing, source.run.sizes, source.run)
+    return _Subject(measure, source.sha256, preprocessing, source.run.sizes, source.run)
 
 
 def _artifact(path: Path, limit: int | None, threads: int) -> _Subject:

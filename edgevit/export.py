@@ -7,15 +7,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from PIL import Image, ImageOps
-
 import converters
-from converters.artifact import Artifact, Preprocessing
+from converters.artifact import Artifact
 from converters.errors import EdgeVitError
 from converters.plan import check_arguments
 from converters.signature import Size
-from edgevit.data.images import evaluation_transform, load_images, photographs
+from edgevit.samples import sample_inputs
 from edgevit.side_by_side import side_by_side
 from edgevit.sources import Source
 
@@ -74,10 +71,8 @@ def export(
 
 
 def default_sizes(source: Source) -> tuple[Size, ...]:
-    """Those that a run was trained with, else the one of the preprocessing; `fixed` where the model has no choice."""
-    if source.run:
-        return tuple(source.run.sizes)
-    return (Size.parse(source.preprocessing.size),) if source.signature.dims else (Size(()),)
+    """Those that a run was trained with, else the source's own; `fixed` where the model has no choice."""
+    return tuple(source.run.sizes) if source.run else (source.size,)
 
 
 def read_labels(path: Path) -> tuple[str, ...]:
@@ -102,49 +97,9 @@ def _export_formats(
         source.signature,
         name=source.name,
         formats=formats,
-        sample_inputs=image_samples(source, progress),
+        sample_inputs=sample_inputs(source, progress),
         preprocessing=source.preprocessing,
         source_sha256=source.sha256,
         progress=progress,
         **options,
     )
-
-
-def image_samples(
-    source: Source, progress: Callable[[str], None] = lambda line: None
-) -> Callable[[Size, int], dict[str, np.ndarray]]:
-    """(size, n) → n pictures as the model sees them in evaluation: {input name: (n, 3, H, W) float32}."""
-    name, preprocessing = source.signature.inputs[0].name, source.preprocessing
-
-    def samples(size: Size, count: int) -> dict[str, np.ndarray]:
-        return {name: _stack(pictures(count), preprocessing, size)}
-
-    def pictures(count: int) -> list[Image.Image]:
-        if source.run is None:
-            return _photographs(count)
-        try:
-            images = load_images(source.run.config["data"], "test")
-        except EdgeVitError as error:  # the pictures may have stayed on the machine that trained
-            progress(f"note: compared on photographs, not on held-out pictures ({error})")
-            return _photographs(count)
-        return [images.image(int(index)) for index in np.linspace(0, len(images) - 1, count)]
-
-    return samples
-
-
-def _stack(pictures: list[Image.Image], preprocessing: Preprocessing, size: Size) -> np.ndarray:
-    transform = evaluation_transform(preprocessing, size)
-    return np.stack([transform(picture).numpy() for picture in pictures])
-
-
-def _photographs(count: int) -> list[Image.Image]:
-    """The two photographs, then parts of them, mirrored and not: a different picture each."""
-    whole = photographs()
-    pictures = list(whole)
-    for number in range(count - len(whole)):
-        picture = whole[number % len(whole)]
-        width, height = picture.size
-        left = (number * width) // (2 * count)
-        part = picture.crop((left, height // 4, left + width // 2, height))
-        pictures.append(ImageOps.mirror(part) if number % 2 else part)
-    return pictures[:count]

@@ -167,6 +167,7 @@ def _checkpoint_accuracy(
     source: Source, images: ImageSet, sizes: tuple[Size, ...], limit: int | None, store: Store, progress: Report
 ) -> dict[str, Metric]:
     """The module's accuracy by size, found in the store or measured."""
+    assert source.preprocessing is not None  # a run's source has one
     found = {}
     for size in sizes:
         key = accuracy_key(source.sha256, size, images, source.preprocessing, limit)

@@ -81,7 +81,7 @@ def read_weights(source: str | Path, *, channel_order: str | None = None) -> Wei
     origin = str(source)
     path = _download(origin.removeprefix("hf:")) if origin.startswith("hf:") else Path(source).expanduser()
     file = _weights_file(path, origin)
-    state = _read_tensors(file)
+    state = read_tensors(file)
     layout = next((layout for layout in LAYOUTS if layout.recognises(state)), None)
     if layout is None:
         raise EdgeVitError(
@@ -159,8 +159,8 @@ def _weights_file(path: Path, origin: str) -> Path:
     return files[0]
 
 
-def _read_tensors(file: Path) -> dict[str, Tensor]:
-    """Executes nothing that the file holds."""
+def read_tensors(file: Path) -> dict[str, Tensor]:
+    """Tensors by name from .safetensors, or from .pt, .pth, .bin that hold nothing else; executes nothing in them."""
     try:
         if file.suffix == ".safetensors":
             return safetensors.torch.load_file(file)
