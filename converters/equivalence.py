@@ -28,12 +28,15 @@ def same_outputs(one: nn.Module, two: nn.Module, example: tuple[torch.Tensor, ..
 
 
 def exchange(
-    module: nn.Module, example: tuple[torch.Tensor, ...], build: Callable[[nn.Module, tuple[Any, ...]], nn.Module | None]
+    module: nn.Module,
+    example: tuple[torch.Tensor, ...],
+    build: Callable[[nn.Module, tuple[Any, ...]], nn.Module | None],
 ) -> bool:
     """Puts `build(submodule, its arguments)` in place of each submodule that it is offered for, and returns the same.
 
     `build` gives None where it has nothing to offer. Each offer is compared with the submodule on what that is called
-    with when `module` runs on `example`, so a class that only looks alike stays. Changes `module`; returns whether it did.
+    with when `module` runs on `example`, so a class that only looks alike stays. `module` is
+    changed in place; returns whether it was.
     """
     changed = False
     for name, (arguments, keywords, output) in _calls(module, example).items():

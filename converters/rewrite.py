@@ -11,8 +11,8 @@ from torch import nn
 
 from converters.equivalence import same_outputs
 from converters.errors import EdgeVitError
+from converters.rewrite_attention import split_attentions
 from converters.rewrite_norm import fold_batch_norms, spell_out_layer_norms
-from converters.rewrite_tokens import flatten_linears, split_attentions
 
 Example = tuple[torch.Tensor, ...]
 
@@ -25,9 +25,7 @@ class Rewrite:
     pays: frozenset[str]  # the formats in which the benchmark found files faster or smaller for it
 
 
-def prepare(
-    module: nn.Module, form: str, example: Example, *, rewrites: Sequence[str] | None = None
-) -> nn.Module:
+def prepare(module: nn.Module, form: str, example: Example, *, rewrites: Sequence[str] | None = None) -> nn.Module:
     """A copy of `module` (eval mode) as it is best converted to `form` ("onnx", "tflite" or "coreml").
 
     `example` holds forward's arguments, batch 1. `rewrites` names those of `REWRITES` to try, in the table's order
@@ -53,11 +51,6 @@ def prepare(
     return prepared
 
 
-def fold_batch_norm(module: nn.Module, example: Example) -> nn.Module:
-    """A copy of `module` (eval mode) in which each BatchNorm that follows a convolution is part of its weights."""
-    return prepare(module, "onnx", example, rewrites=("fold_batch_norm",))
-
-
 def _own_form(module: nn.Module, form: str, _example: Example) -> nn.Module | None:
     """What a module's own method `export_form(form)` returns, if it has one."""
     own = getattr(module, "export_form", None)
@@ -68,6 +61,5 @@ REWRITES = {
     "export_form": Rewrite(_own_form, frozenset({"onnx", "tflite", "coreml"})),
     "fold_batch_norm": Rewrite(fold_batch_norms, frozenset({"onnx", "tflite", "coreml"})),
     "split_qkv": Rewrite(split_attentions, frozenset({"onnx", "tflite"})),
-    "flat_linear": Rewrite(flatten_linears, frozenset({"onnx"})),
     "spell_out_layer_norm": Rewrite(spell_out_layer_norms, frozenset({"tflite"})),
 }

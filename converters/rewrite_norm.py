@@ -88,5 +88,3 @@ def _owner(node: torch.fx.Node, argument: int, owners: dict[str, str]) -> str | 
     tensor = node.args[argument]
     name = owners.get(tensor.name) if isinstance(tensor, torch.fx.Node) and len(tensor.users) == 1 else None
     return name.rpartition(".")[0] if name else None
-
-

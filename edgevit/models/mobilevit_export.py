@@ -16,6 +16,7 @@ What changes, and why nothing is computed differently:
 from __future__ import annotations
 
 import copy
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -47,7 +48,8 @@ def export_form(model: MobileViT, form: str) -> nn.Module:
             module.conv, module.norm = fuse_conv_bn_eval(module.conv, module.norm), nn.Identity()  # type: ignore[assignment]
     if form in ("onnx", "tflite"):
         for stage in (lean.stage3, lean.stage4, lean.stage5):
-            stage[1] = LeanBlock(stage[1], centred=form == "tflite")
+            block = cast(MobileViTBlock, stage[1])
+            stage[1] = LeanBlock(block, centred=form == "tflite")
     return lean
 
 
@@ -61,7 +63,7 @@ class LeanBlock(nn.Module):
         super().__init__()
         self.local_conv = block.local_conv
         self.to_tokens = _linear(block.to_tokens)
-        self.layers = nn.ModuleList(LeanLayer(layer, centred=centred) for layer in block.layers)
+        self.layers = nn.ModuleList(LeanLayer(cast(TransformerLayer, layer), centred=centred) for layer in block.layers)
         self.norm = Normalise(block.norm, centred=centred)
         self.from_tokens = _linear(block.from_tokens.conv)
         _absorb_affine(block.norm, self.from_tokens)
@@ -92,7 +94,7 @@ class LeanLayer(nn.Module):
         self.attention_norm = Normalise(layer.attention_norm, centred=centred)
         self.attention = LeanAttention(layer.attention, layer.attention_norm)
         self.mlp_norm = Normalise(layer.mlp_norm, centred=centred)
-        self.widen, self.narrow = copy.deepcopy(layer.mlp[0]), copy.deepcopy(layer.mlp[3])
+        self.widen, self.narrow = (cast(nn.Linear, copy.deepcopy(layer.mlp[place])) for place in (0, 3))
         _absorb_affine(layer.mlp_norm, self.widen)
         if centred:
             _centre(self.attention.out)
@@ -159,7 +161,7 @@ def fold(tokens: Tensor, batch: int, rows: int, columns: int) -> Tensor:
 
 def _linear(conv: nn.Conv2d) -> nn.Linear:
     """A 1×1 convolution as a linear layer on its channels."""
-    linear = nn.Linear(conv.in_channels, conv.out_channels, bias=conv.bias is not None)
+    linear = nn.Linear(conv.in_channels, conv.out_channels, bias=conv.bias is not None, dtype=conv.weight.dtype)
     linear.weight.copy_(conv.weight[:, :, 0, 0])
     if conv.bias is not None:
         linear.bias.copy_(conv.bias)

@@ -58,9 +58,7 @@ def _draw(layer: nn.Module, generator: torch.Generator) -> None:
             continue
         if linear and name == "weight":
             nn.init.kaiming_normal_(parameter, nonlinearity="linear", generator=generator)
-        elif isinstance(layer, _BatchNorm) and name == "bias":
-            parameter.uniform_(0.8, 1.2, generator=generator)
-        elif norm and name == "weight":
+        elif (isinstance(layer, _BatchNorm) and name == "bias") or (norm and name == "weight"):
             parameter.uniform_(0.8, 1.2, generator=generator)
         elif name.endswith("bias") and parameter.ndim == 1:
             parameter.uniform_(-0.2, 0.2, generator=generator)

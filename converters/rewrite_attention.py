@@ -1,43 +1,26 @@
-"""Linear layers and attention on tokens (N, L, d)."""
+"""Attention whose queries, keys and values come from one layer, taken apart."""
 
 from __future__ import annotations
 
 import copy
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from converters.equivalence import exchange
 
 
-def flatten_linears(module: nn.Module, _form: str, example: tuple[Tensor, ...]) -> nn.Module | None:
-    """Runs linear layers on (N · L, d): two dimensions are one Gemm in ONNX, three a MatMul and an Add."""
-
-    def flat(layer: nn.Module, arguments: tuple[Any, ...]) -> nn.Module | None:
-        if type(layer) is not nn.Linear or len(arguments) != 1 or arguments[0].dim() < 3:
-            return None
-        linear = FlatLinear(layer.in_features, layer.out_features, device="meta")
-        linear.weight, linear.bias = layer.weight, layer.bias
-        return linear
-
-    return module if exchange(module, example, flat) else None
-
-
-class FlatLinear(nn.Linear):
-    """(…, in) → (…, out) through a matrix."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x.reshape(-1, self.in_features)).reshape(*x.shape[:-1], self.out_features)
-
-
 def split_attentions(module: nn.Module, _form: str, example: tuple[Tensor, ...]) -> nn.Module | None:
-    """Takes the joint `qkv` layer of attention as timm and its descendants write it apart, and writes the rest plainly."""
+    """Gives attention as timm and its descendants write it a layer each for queries, keys and values.
+
+    The joint layer's output would be cut up and squeezed in the file; the scale goes into the query's weights.
+    """
 
     def split(layer: nn.Module, arguments: tuple[Any, ...]) -> nn.Module | None:
         qkv, out, heads = (getattr(layer, name, None) for name in ("qkv", "proj", "num_heads"))
-        suits = type(qkv) is nn.Linear and type(out) is nn.Linear and isinstance(heads, int)
-        joint = suits and qkv.out_features == 3 * qkv.in_features == 3 * out.in_features
+        if not (isinstance(qkv, nn.Linear) and isinstance(out, nn.Linear) and isinstance(heads, int)):
+            return None
+        joint = qkv.out_features == 3 * qkv.in_features == 3 * out.in_features
         return PlainAttention(qkv, out, heads) if joint and arguments and arguments[0].dim() == 3 else None
 
     return module if exchange(module, example, split) else None
@@ -58,7 +41,7 @@ class PlainAttention(nn.Module):
                 linear.bias.copy_(scale * qkv.bias[number * dim : (number + 1) * dim])
         self.out = copy.deepcopy(out)
 
-    def forward(self, x: Tensor, *_unused: None) -> Tensor:
+    def forward(self, x: Tensor, *_unused: None, **_options: object) -> Tensor:
         def split_heads(x: Tensor) -> Tensor:  # → (N, heads, L, d_head)
             return x.reshape(batch, length, -1, self.head_dim).transpose(1, 2)
 
