@@ -1,95 +1,65 @@
-"""Rewrites of a module that change how fast it runs and not what it computes."""
+"""Rewrites of a module that change how fast its exported file runs, and not what it computes. See docs/speed.md."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.nn.utils.fusion import fuse_conv_bn_weights
 
-_CONVOLUTIONS = {nn.Conv1d, nn.Conv2d, nn.Conv3d}
-_BATCH_NORMS = {nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d}
-_CONV_OPS = {torch.ops.aten.conv1d.default, torch.ops.aten.conv2d.default, torch.ops.aten.conv3d.default}
-_TOLERANCE = 1e-5
+from converters.equivalence import same_outputs
+from converters.errors import EdgeVitError
+from converters.rewrite_attention import split_attentions
+from converters.rewrite_norm import fold_batch_norms, spell_out_layer_norms
 
-
-def prepare(
-    module: nn.Module, form: str, example: tuple[torch.Tensor, ...], *, rewrites: Sequence[str] | None = None
-) -> nn.Module:
-    """A copy of `module` in the form that runs fastest in a format's runtime."""
-    return fold_batch_norm(module, example)
+Example = tuple[torch.Tensor, ...]
 
 
-def fold_batch_norm(module: nn.Module, example: tuple[torch.Tensor, ...]) -> nn.Module:
-    """A copy of `module` (eval mode) in which each BatchNorm that follows a convolution is part of its weights.
+@dataclass(frozen=True)
+class Rewrite:
+    """`apply(module, form, example)` returns a rewritten module, which may be its argument, or None to leave it."""
 
-    `example` holds forward's arguments. Which BatchNorm reads which convolution is taken from the traced graph, so it
-    works whatever the modules are called and however forward is written; only plain torch classes are touched, each
-    used once. A module that cannot be traced, or whose output on `example` would change by more than 1e-5 of its
-    standard deviation, comes back as an unchanged copy.
+    apply: Callable[[nn.Module, str, Example], nn.Module | None]
+    pays: frozenset[str]  # the formats in which the benchmark found files faster or smaller for it
+
+
+def prepare(module: nn.Module, form: str, example: Example, *, rewrites: Sequence[str] | None = None) -> nn.Module:
+    """A copy of `module` (eval mode) as it is best converted to `form` ("onnx", "tflite" or "coreml").
+
+    `example` holds forward's arguments, batch 1. `rewrites` names those of `REWRITES` to try, in the table's order
+    whatever theirs is; None tries all that pay in that format. One that does not fit the module, or would change an
+    output on `example` by more than 1e-5 of its standard deviation, is left out. `module` itself is not changed.
+
+    Raises EdgeVitError for a name that is not in `REWRITES`.
     """
+    if unknown := [name for name in rewrites or () if name not in REWRITES]:
+        raise EdgeVitError(f"unknown rewrite '{unknown[0]}'; there are {', '.join(REWRITES)}")
     original = copy.deepcopy(module).eval()
-    try:
-        pairs = _pairs(original, example)
-    except Exception:  # whatever a stranger's module makes torch.export say: then there is nothing to fold
-        return original
-    if not pairs:
-        return original
-    folded = copy.deepcopy(original)
-    for conv_name, norm_name in pairs:
-        conv, norm = folded.get_submodule(conv_name), folded.get_submodule(norm_name)
-        _absorb(conv, norm)
-        parent, _, child = norm_name.rpartition(".")
-        setattr(folded.get_submodule(parent), child, nn.Identity())
-    return folded if _same(original, folded, example) else original
-
-
-def _absorb(conv: Any, norm: Any) -> None:
-    """conv ← norm ∘ conv."""
-    conv.weight, conv.bias = fuse_conv_bn_weights(
-        conv.weight, conv.bias, norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias
-    )
-
-
-def _pairs(module: nn.Module, example: tuple[torch.Tensor, ...]) -> list[tuple[str, str]]:
-    """Names of (convolution, BatchNorm) modules where the norm is the convolution's only reader."""
-    program = torch.export.export(module, example, strict=False)
-    signature, nodes = program.graph_signature, program.graph.nodes
-    owners = dict(signature.inputs_to_parameters) | dict(signature.inputs_to_buffers)
-    pairs = []
-    for norm_node in nodes:
-        if norm_node.target != torch.ops.aten.batch_norm.default:
+    prepared = original
+    for name, rewrite in REWRITES.items():
+        wanted = form in rewrite.pays if rewrites is None else name in rewrites
+        if not wanted:
             continue
-        conv_node = norm_node.args[0]
-        if conv_node.target not in _CONV_OPS or len(conv_node.users) != 1:
+        try:
+            candidate = rewrite.apply(copy.deepcopy(prepared), form, example)
+        except Exception:  # whatever a stranger's module says to being traced or copied: then it stays as it is
             continue
-        conv_name, norm_name = _owner(conv_node, 1, owners), _owner(norm_node, 3, owners)
-        if conv_name is None or norm_name is None:
-            continue
-        conv, norm = module.get_submodule(conv_name), module.get_submodule(norm_name)
-        if type(conv) in _CONVOLUTIONS and type(norm) in _BATCH_NORMS:
-            pairs.append((conv_name, norm_name))
-    return pairs
+        if candidate is not None and same_outputs(original, candidate, example):
+            prepared = candidate
+    return prepared
 
 
-def _owner(node: torch.fx.Node, argument: int, owners: dict[str, str]) -> str | None:
-    """Name of the module whose tensor is that argument of `node`; None where it is computed, or read elsewhere too."""
-    tensor = node.args[argument]
-    name = owners.get(tensor.name) if isinstance(tensor, torch.fx.Node) and len(tensor.users) == 1 else None
-    return name.rpartition(".")[0] if name else None
+def _own_form(module: nn.Module, form: str, _example: Example) -> nn.Module | None:
+    """What a module's own method `export_form(form)` returns, if it has one."""
+    own = getattr(module, "export_form", None)
+    return own(form).eval() if callable(own) else None
 
 
-def _same(one: nn.Module, two: nn.Module, example: tuple[torch.Tensor, ...]) -> bool:
-    with torch.no_grad():
-        pairs = zip(_tensors(one(*example)), _tensors(two(*example)), strict=True)
-        return all(bool((a - b).abs().max() <= _TOLERANCE * max(float(a.std()), 1e-12)) for a, b in pairs)
-
-
-def _tensors(outputs: object) -> list[torch.Tensor]:
-    if isinstance(outputs, torch.Tensor):
-        return [outputs]
-    values = outputs.values() if isinstance(outputs, dict) else outputs
-    return [tensor for item in values for tensor in _tensors(item)]  # type: ignore[attr-defined]
+REWRITES = {
+    "export_form": Rewrite(_own_form, frozenset({"onnx", "tflite", "coreml"})),
+    "fold_batch_norm": Rewrite(fold_batch_norms, frozenset({"onnx", "tflite", "coreml"})),
+    "split_qkv": Rewrite(split_attentions, frozenset({"onnx", "tflite"})),
+    "spell_out_layer_norm": Rewrite(spell_out_layer_norms, frozenset({"tflite"})),
+}

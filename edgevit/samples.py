@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -11,7 +12,9 @@ from converters.artifact import Preprocessing
 from converters.errors import EdgeVitError
 from converters.signature import Size, TensorSpec
 from edgevit.data.images import evaluation_transform, load_images, photographs
-from edgevit.sources.source import Source
+
+if TYPE_CHECKING:
+    from edgevit.sources.source import Source
 
 Arrays = dict[str, np.ndarray]
 NOISE = 0.3  # of an example's standard deviation

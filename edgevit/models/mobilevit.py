@@ -78,6 +78,12 @@ class MobileViT(nn.Module):
         x = self.head_conv(x)
         return self.classifier(self.dropout(x.mean(dim=(2, 3))))
 
+    def export_form(self, form: str) -> nn.Module:
+        """The same function as the runtime of `form` ("onnx", "tflite" or "coreml") computes it fastest."""
+        from edgevit.models.mobilevit_export import export_form
+
+        return export_form(self, form)
+
 
 class ConvNormAct(nn.Module):
     """Convolution without bias, batch normalisation and, unless `act` is false, SiLU. (N, C, H, W) in and out."""
@@ -128,12 +134,12 @@ class MobileViTBlock(nn.Module):
         batch, _, height, width = features.shape
         # A patch cannot hang over the edge, so an odd map (5, 7, 9 in stage 5 at 160, 224, 288) grows by one here.
         rows, columns = (height + PATCH - 1) // PATCH, (width + PATCH - 1) // PATCH
-        features = _resize(features, rows * PATCH, columns * PATCH)
+        features = resize(features, rows * PATCH, columns * PATCH)
         tokens = unfold(features, rows, columns)
         for layer in self.layers:
             tokens = layer(tokens, sequences=PATCH * PATCH * batch)
         features = fold(self.norm(tokens), batch, rows, columns)
-        features = self.from_tokens(_resize(features, height, width))
+        features = self.from_tokens(resize(features, height, width))
         return self.fuse(torch.cat((x, features), dim=1))
 
 
@@ -195,15 +201,20 @@ class Attention(nn.Module):
         return self.out((weights @ value).transpose(1, 2).reshape(total, dim))
 
 
-def _resize(features: Tensor, height: int, width: int) -> Tensor:
+def resize(features: Tensor, height: int, width: int) -> Tensor:
     """Bilinear, to (N, d, height, width); no operation when that is surely the size already.
 
     Under torch.export a size may be a symbol, odd or even. Asking `if` would bake in the answer for the size that is
     traced, so the resize then stays in the graph: to its own size it returns every value unchanged.
     """
-    if statically_known_true(features.shape[2] == height) and statically_known_true(features.shape[3] == width):
+    if surely_has_size(features, height, width):
         return features
     return F.interpolate(features, size=(height, width), mode="bilinear", align_corners=False)
+
+
+def surely_has_size(features: Tensor, height: int, width: int) -> bool:
+    """Whether (N, C, height, width) is the shape for certain; False for a symbol that may or may not be equal."""
+    return statically_known_true(features.shape[2] == height) and statically_known_true(features.shape[3] == width)
 
 
 def _initialise(module: nn.Module) -> None:

@@ -1,12 +1,17 @@
-"""BatchNorm folded into convolutions: the same function, fewer layers, whoever wrote the module."""
+"""Rewrites before conversion: the same function in other operations, whoever wrote the module."""
 
 import pytest
 import torch
 from export_models import Small, lively
 from torch import nn
 
-from converters.rewrite import fold_batch_norm
+from converters.errors import EdgeVitError
+from converters.rewrite import REWRITES, Rewrite, prepare
 from edgevit.models.registry import create_model
+
+
+def fold_batch_norm(module, example):
+    return prepare(module, "onnx", example, rewrites=["fold_batch_norm"])
 
 
 def norms(module):
@@ -102,3 +107,81 @@ def test_a_module_that_cannot_be_traced_is_left_as_it_is():
     folded = fold_batch_norm(module, (torch.rand(1, 3, 8, 8),))
     assert norms(folded) == ["1"]
     assert folded is not module
+
+
+class JointAttention(nn.Module):
+    """As timm's `Attention`, with what some of its relatives add."""
+
+    def __init__(self, dim=16, num_heads=4, norm=None, bias=True):
+        super().__init__()
+        self.num_heads = num_heads
+        self.qkv, self.proj = nn.Linear(dim, 3 * dim, bias=bias), nn.Linear(dim, dim)
+        self.q_norm = norm or nn.Identity()
+
+    def forward(self, x, attn_mask=None):
+        query, key, value = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+        mixed = nn.functional.scaled_dot_product_attention(self.q_norm(query), key, value, attn_mask)
+        return self.proj(mixed.transpose(1, 2).flatten(2))
+
+
+class Block(nn.Module):
+    def __init__(self, mask=None, **options):
+        super().__init__()
+        self.norm, self.attention, self.mask = nn.LayerNorm(16), JointAttention(**options), mask
+
+    def forward(self, x):
+        return x + self.attention(self.norm(x), attn_mask=self.mask)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_joint_attention_is_taken_apart_and_nothing_changes(bias):
+    torch.manual_seed(0)
+    module = Block(bias=bias).eval()
+    split = prepare(module, "onnx", (torch.rand(1, 5, 16),), rewrites=["split_qkv"])
+    assert not any(name.endswith("qkv") for name, _ in split.named_modules())
+    assert any(name.endswith("qkv") for name, _ in module.named_modules())
+    x = torch.rand(3, 9, 16)  # another batch and length than it was tried with
+    torch.testing.assert_close(run(split, x), run(module, x), rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("options", [{"norm": nn.LayerNorm(4)}, {"mask": torch.eye(5).bool()}])
+def test_attention_that_does_more_is_left(options):
+    torch.manual_seed(0)
+    module = Block(**options).eval()
+    split = prepare(module, "onnx", (torch.rand(1, 5, 16),), rewrites=["split_qkv"])
+    assert "attention.qkv" in dict(split.named_modules())
+
+
+def test_layer_norms_are_spelt_out_and_nothing_changes():
+    torch.manual_seed(0)
+    module = Block().eval()
+    nn.init.normal_(module.norm.weight)
+    nn.init.normal_(module.norm.bias)
+    spelt = prepare(module, "tflite", (torch.rand(1, 5, 16),), rewrites=["spell_out_layer_norm"])
+    assert not any(isinstance(layer, nn.LayerNorm) for layer in spelt.modules())
+    x = torch.rand(3, 9, 16)
+    torch.testing.assert_close(run(spelt, x), run(module, x), rtol=0, atol=5e-6)
+
+
+def test_a_rewrite_that_changes_an_output_is_left_out(monkeypatch):
+    def worse(module, form, example):
+        module[0].weight.data.mul_(1.0001)
+        return module
+
+    monkeypatch.setitem(REWRITES, "worse", Rewrite(worse, frozenset({"onnx"})))
+    module = nn.Sequential(nn.Linear(8, 8)).eval()
+    x = torch.rand(1, 8)
+    assert torch.equal(run(prepare(module, "onnx", (x,)), x), run(module, x))
+
+
+def test_what_pays_is_tried_where_it_pays_and_names_are_checked(monkeypatch):
+    tried = []
+    monkeypatch.setitem(REWRITES, "seen", Rewrite(lambda *arguments: tried.append(arguments[1]), frozenset({"tflite"})))
+    module, x = nn.Linear(8, 8).eval(), torch.rand(1, 8)
+    prepare(module, "onnx", (x,))
+    prepare(module, "tflite", (x,))
+    prepare(module, "tflite", (x,), rewrites=[])
+    prepare(module, "coreml", (x,), rewrites=["seen"])
+    assert tried == ["tflite", "coreml"]
+    with pytest.raises(EdgeVitError, match="unknown rewrite 'fold'; there are export_form, fold_batch_norm"):
+        prepare(module, "onnx", (x,), rewrites=["fold"])
