@@ -11,6 +11,7 @@ What changes, and why nothing is computed differently:
   a value's bias passes through softmax, whose rows sum to 1, into the output's bias.
 - LayerNorm's scale and shift are part of the linear layers that read it. For LiteRT, which has no such operation, it
   becomes x / rms(x): whatever writes to the tokens is centred over the channels, so that their mean is zero by itself.
+- A convolution of two joined maps is the sum of two convolutions, and the maps need not be joined.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class LeanBlock(nn.Module):
         _absorb_affine(block.norm, self.from_tokens)
         if centred:
             _centre(self.to_tokens)
-        self.fuse = block.fuse
+        self.fuse_input, self.fuse_features = _halves(block.fuse.conv)
 
     def forward(self, x: Tensor) -> Tensor:
         batch, _, height, width = x.shape
@@ -83,7 +84,7 @@ class LeanBlock(nn.Module):
             features = fold(F.silu(tokens), batch, rows, columns)  # no operation between fold and convolution
         else:
             features = F.silu(resize(fold(tokens, batch, rows, columns), height, width))
-        return self.fuse(torch.cat((x, features), dim=1))
+        return F.silu(self.fuse_input(x) + self.fuse_features(features))
 
 
 class LeanLayer(nn.Module):
@@ -166,6 +167,15 @@ def _linear(conv: nn.Conv2d) -> nn.Linear:
     if conv.bias is not None:
         linear.bias.copy_(conv.bias)
     return linear
+
+
+def _halves(conv: nn.Conv2d) -> tuple[nn.Conv2d, nn.Conv2d]:
+    """conv(cat(a, b)) = first(a) + second(b), where a and b have as many channels."""
+    first, second = copy.deepcopy(conv), copy.deepcopy(conv)
+    first.weight, second.weight = (nn.Parameter(part.contiguous()) for part in conv.weight.chunk(2, dim=1))
+    first.in_channels = second.in_channels = conv.in_channels // 2
+    first.bias = None
+    return first, second
 
 
 def _absorb_affine(norm: nn.LayerNorm, *readers: nn.Linear) -> None:
