@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import collections
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,15 @@ from converters.mil_package import ValueType, Weights, read_spec, value_type
 from converters.mil_ports import described, input_port
 
 Arrays = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class OpInfo:
+    """An op of a program: its type, the values that it reads, and those that it makes. Constants are not among them."""
+
+    kind: str
+    inputs: tuple[str, ...]
+    outputs: dict[str, ValueType]
 
 
 class Program:
@@ -65,16 +75,37 @@ class Program:
         """A classifier's labels, in the order of its probabilities; empty for other programs."""
         return self._function(function).labels
 
-    def run(self, inputs: Arrays, function: str | None = None, *, states: Arrays | None = None) -> Arrays:
+    def ops(self, function: str | None = None) -> list[OpInfo]:
+        """A function's ops in the order of the run. What depends on constants alone is not among them."""
+        chosen = self._function(function)
+        return [
+            OpInfo(
+                step.kind,
+                tuple(name for name in step.names() if name not in chosen.scope.constants),
+                {output.name: output.type for output in step.outputs},
+            )
+            for step in chosen.block.steps
+        ]
+
+    def run(
+        self,
+        inputs: Arrays,
+        function: str | None = None,
+        *,
+        states: Arrays | None = None,
+        half: Collection[str] = (),
+    ) -> Arrays:
         """Outputs by name, for inputs of exactly the declared names, shapes and dtypes.
 
         `states` holds the states by name and is brought up to date: give the same dict to the next run. A state that
-        it lacks begins as zeros, as do all where it is left out. Raises EdgeVitError for other inputs, and when an
-        op's result is not what the program declares.
+        it lacks begins as zeros, as do all where it is left out. The ops that make the values named in `half` are
+        computed as fp16 ops would be, to foresee what an fp32 program would lose. Raises EdgeVitError for other
+        inputs, and when an op's result is not what the program declares.
         """
         chosen = self._function(function)
         with torch.inference_mode():
             run = chosen.start(inputs, states)
+            run.half = half
             for _ in chosen.block.execute(run):
                 pass
         if states is not None:

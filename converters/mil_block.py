@@ -6,7 +6,7 @@ Values are torch tensors by name. fp16 ones are held in fp32 and rounded to fp16
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -24,10 +24,14 @@ CONTROL = ("const", "cond", "while_loop", "write_state", "classify")
 
 @dataclass
 class Run:
-    """The values of one run. With `rounds` false nothing is rounded to fp16: the program as if it were fp32."""
+    """The values of one run. Without `rounds` nothing is rounded to fp16: the program as if it were fp32.
+
+    Ops that make a value named in `half` are computed as if they were fp16: inputs, weights and result are rounded.
+    """
 
     values: dict[str, Tensor]
     rounds: bool = True
+    half: Collection[str] = ()
 
 
 @dataclass(frozen=True)
@@ -39,8 +43,8 @@ class Output:
     rounds: bool = False
 
     def store(self, tensor: Tensor, run: Run, label: str) -> None:
-        if self.rounds and run.rounds:
-            tensor = tensor.half().float()
+        if (self.rounds and run.rounds) or self.name in run.half:
+            tensor = _rounded(tensor)
         found = ValueType(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
         if not self.type.held.matches(found):
             raise EdgeVitError(f"{label}: {self.name!r} is {found}, the program declares {self.type}")
@@ -84,6 +88,8 @@ class Call:
 
     def run(self, run: Run) -> None:
         values = run.values
+        if run.half and self.outputs[0].name in run.half:
+            values = {name: _rounded(values[name]) for name in self.names()}
         arguments = [
             None if item is None else values[item] if isinstance(item, str) else [values[name] for name in item]
             for item in self.arguments
@@ -348,6 +354,10 @@ class Block:
             needed |= names
             dead.append(sorted(names))
         return dead[::-1]
+
+
+def _rounded(tensor: Tensor) -> Tensor:
+    return tensor.half().float() if tensor.is_floating_point() else tensor
 
 
 def _prepared(
