@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from converters.artifact import Preprocessing
+from converters.coreml_decompositions import decompositions
 from converters.errors import EdgeVitError, first_line
 from converters.picture import PictureInput
 from converters.quiet import quiet
@@ -47,7 +48,7 @@ def trace(module: nn.Module, signature: Signature, size: Size, batch: int, label
         example = {name: image.permute(0, 3, 1, 2).float().contiguous() for name, image in example.items()}
         module = _Normalised(module)
     program = torch.export.export(_Distinct(module, signature).eval(), (), kwargs=example, strict=False)
-    program = program.run_decompositions(_decompositions())
+    program = program.run_decompositions(decompositions())
     one_output = len(signature.outputs) == 1 and signature.outputs[0].meaning == "probabilities"
     return Traced(program, signature, size, batch, picture, tuple(labels) if picture and one_output else ())
 
@@ -152,22 +153,6 @@ class _Distinct(nn.Module):
             taken.append(output)
             outputs.append(output)
         return tuple(outputs)
-
-
-def _gelu(x: Tensor, approximate: str = "none") -> Tensor:
-    """coremltools 9 turns gelu(approximate="tanh") into the exact form in silence; spelled out, it finds the form."""
-    if approximate != "tanh":
-        return NotImplemented
-    inner = (x + torch.pow(x, 3.0) * 0.044715) * (2 / torch.pi) ** 0.5
-    return x * ((torch.tanh(inner) + 1.0) * 0.5)
-
-
-def _decompositions() -> dict[Any, Callable[..., Any]]:
-    """What coremltools cannot read, or reads wrongly, in terms of what it can; everything else stays whole."""
-    aten = torch.ops.aten
-    names = ("lstm.input", "gru.input", "rnn_tanh.input", "rnn_relu.input")
-    ops = [getattr(getattr(aten, name.split(".")[0]), name.split(".")[1]) for name in names]
-    return {**torch._decomp.get_decompositions(ops), aten.gelu.default: _gelu}
 
 
 def _selector(kept: Collection[str], keep_last_softmax: bool) -> Callable[[Any], bool]:
