@@ -167,9 +167,11 @@ def _selector(kept: Collection[str], keep_last_softmax: bool) -> Callable[[Any],
 
 
 def _ends(op: Any) -> bool:
-    """Whether an op makes an output of the program, or what a classifier classifies."""
+    """Whether an op makes an output of the program, as it is or cast."""
     value = op.outputs[0]
-    return value in op.enclosing_block.outputs or any(child.op_type == "classify" for child in value.child_ops)
+    return value in op.enclosing_block.outputs or any(
+        child.op_type == "cast" and _ends(child) for child in value.child_ops
+    )
 
 
 def _unsupported(error: Exception, program: torch.export.ExportedProgram) -> EdgeVitError | None:
