@@ -8,8 +8,8 @@ rounded to fp16; hardware may keep more or fewer bits inside and between ops. do
 from __future__ import annotations
 
 import collections
-import inspect
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,21 @@ import torch
 from torch import Tensor
 
 from converters.errors import EdgeVitError
+from converters.mil_block import CONTROL, Block, Classify, Output, Run, Scope
 from converters.mil_ops import OPS
-from converters.mil_package import Constant, ValueType, Weights, read_spec, value_type
+from converters.mil_package import ValueType, Weights, read_spec, value_type
+from converters.mil_ports import described, input_port
+
+Arrays = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class OpInfo:
+    """An op of a program: its type, the values that it reads, and those that it makes. Constants are not among them."""
+
+    kind: str
+    inputs: tuple[str, ...]
+    outputs: dict[str, ValueType]
 
 
 class Program:
@@ -42,24 +55,99 @@ class Program:
         self.default_function: str = named if named in self.functions else self.functions[0]
         weights = Weights(path)
         self._functions = {
-            name: _Function(f"{path}: function {name!r}", item.inputs, blocks[name], weights)
+            name: _Function(f"{path}: function {name!r}", item.inputs, blocks[name], weights, described(spec, name))
             for name, item in functions.items()
         }
 
     def inputs(self, function: str | None = None) -> dict[str, ValueType]:
-        """Names, shapes and dtypes that `run` takes."""
-        return dict(self._function(function).inputs)
+        """Names, shapes and dtypes that `run` takes. A picture is uint8 (N, H, W, 3), RGB, or (N, H, W, 1)."""
+        return {name: port.type for name, port in self._function(function).ports.items()}
 
     def outputs(self, function: str | None = None) -> dict[str, ValueType]:
-        """Names, shapes and dtypes that `run` gives."""
+        """Names, shapes and dtypes that `run` gives; of a classifier the label (1,) and the probabilities (1, K)."""
         return dict(self._function(function).outputs)
 
-    def run(self, inputs: dict[str, np.ndarray], function: str | None = None) -> dict[str, np.ndarray]:
+    def states(self, function: str | None = None) -> dict[str, ValueType]:
+        """Names, shapes and dtypes of what is kept from one run to the next, such as a KV cache."""
+        return dict(self._function(function).states)
+
+    def labels(self, function: str | None = None) -> tuple[str, ...]:
+        """A classifier's labels, in the order of its probabilities; empty for other programs."""
+        return self._function(function).labels
+
+    def ops(self, function: str | None = None) -> list[OpInfo]:
+        """A function's ops in the order of the run. What depends on constants alone is not among them."""
+        chosen = self._function(function)
+        return [
+            OpInfo(
+                step.kind,
+                tuple(name for name in step.names() if name not in chosen.scope.constants),
+                {output.name: output.type for output in step.outputs},
+            )
+            for step in chosen.block.steps
+        ]
+
+    def run(
+        self,
+        inputs: Arrays,
+        function: str | None = None,
+        *,
+        states: Arrays | None = None,
+        half: Collection[str] = (),
+    ) -> Arrays:
         """Outputs by name, for inputs of exactly the declared names, shapes and dtypes.
 
-        Raises EdgeVitError for other inputs, and when an op's result is not what the program declares.
+        `states` holds the states by name and is brought up to date: give the same dict to the next run. A state that
+        it lacks begins as zeros, as do all where it is left out. The ops that make the values named in `half` are
+        computed as fp16 ops would be, to foresee what an fp32 program would lose. Raises EdgeVitError for other
+        inputs, and when an op's result is not what the program declares.
         """
-        return self._function(function).run(inputs)
+        chosen = self._function(function)
+        with torch.inference_mode():
+            run = chosen.start(inputs, states)
+            run.half = half
+            for _ in chosen.block.execute(run):
+                pass
+        if states is not None:
+            states |= {name: run.values[name].numpy().astype(kind.dtype) for name, kind in chosen.states.items()}
+        return chosen.results(run)
+
+    def values(self, inputs: Arrays, function: str | None = None) -> Iterator[tuple[str, str, np.ndarray]]:
+        """Every op's outputs in the order of the run: name, type of the op, array as the program declares it.
+
+        What depends on constants alone is not among them. An op inside a loop comes once a turn.
+        """
+        for output, kind, tensor in self._watched(inputs, function, rounds=True):
+            yield output.name, kind, tensor.numpy().astype(output.type.dtype)
+
+    def ranges(self, inputs: Arrays, function: str | None = None) -> dict[str, float]:
+        """Largest magnitude of each op's floating-point outputs by name, computed in fp32 whatever the program says.
+
+        Infinities are left out, since masks hold them on purpose; a value with a NaN in it has the range NaN.
+        """
+        found: dict[str, float] = {}
+        for output, _, tensor in self._watched(inputs, function, rounds=False):
+            if tensor.dtype.is_floating_point and tensor.numel():
+                largest = tensor.abs().max().item()
+                if math.isinf(largest):
+                    largest = tensor.abs().masked_fill(tensor.isinf(), 0.0).max().item()
+                found[output.name] = largest if largest != largest else max(largest, found.get(output.name, 0.0))
+        return found
+
+    def _watched(self, inputs: Arrays, function: str | None, *, rounds: bool) -> Iterator[tuple[Output, str, Tensor]]:
+        chosen = self._function(function)
+        with torch.inference_mode():
+            run = chosen.start(inputs, None)
+        run.rounds = rounds
+        steps = chosen.block.execute(run)
+        while True:
+            with torch.inference_mode():  # not held while the caller works
+                step = next(steps, None)
+            if step is None:
+                return
+            for output in step.outputs:
+                if output.type.dtype != "str":
+                    yield output, step.kind, run.values[output.name]
 
     def _function(self, name: str | None) -> _Function:
         try:
@@ -68,188 +156,67 @@ class Program:
             raise EdgeVitError(f"{self.path}: no function {name!r}; it has {', '.join(self.functions)}") from None
 
 
-@dataclass(frozen=True)
-class _Output:
-    """A result of a step. fp16 is held in fp32; `rounds` says that the result must be rounded to fp16 first."""
-
-    name: str
-    type: ValueType
-    rounds: bool
-
-    def store(self, tensor: Tensor, values: dict[str, Tensor], label: str) -> None:
-        if self.rounds:
-            tensor = tensor.half().float()
-        found = _type_of(tensor)
-        if not _held(self.type).matches(found):
-            raise EdgeVitError(f"{label}: {self.name!r} is {found}, the program declares {self.type}")
-        values[self.name] = tensor
-
-
-@dataclass(frozen=True)
-class _Step:
-    """One op, ready to run: `arguments` are names of values in the order of the call (None: left out)."""
-
-    label: str
-    call: Callable[..., Any]
-    arguments: tuple[str | list[str] | None, ...]
-    outputs: tuple[_Output, ...]
-
-    def names(self) -> list[str]:
-        return [name for item in self.arguments if item for name in (item if isinstance(item, list) else [item])]
-
-    def run(self, values: dict[str, Tensor]) -> None:
-        arguments = [
-            None if item is None else values[item] if isinstance(item, str) else [values[name] for name in item]
-            for item in self.arguments
-        ]
-        try:
-            results = self.call(*arguments)
-        except (RuntimeError, IndexError, TypeError, ValueError) as error:
-            raise EdgeVitError(f"{self.label}: {str(error).splitlines()[0]}") from error
-        if isinstance(results, Tensor):
-            results = (results,)
-        if len(results) != len(self.outputs):
-            raise EdgeVitError(f"{self.label}: gives {len(results)} values, the program declares {len(self.outputs)}")
-        for output, tensor in zip(self.outputs, results, strict=True):
-            output.store(tensor, values, self.label)
-
-
 class _Function:
-    """One function of a program: its constants as tensors, and its steps in order."""
+    """One function of a program, ready to run."""
 
-    def __init__(self, where: str, inputs: Sequence[Any], block: Any, weights: Weights) -> None:
+    def __init__(self, where: str, inputs: Iterable[Any], block: Any, weights: Weights, description: Any) -> None:
         self.where = where
-        self.inputs = {item.name: value_type(item, where) for item in inputs}
-        self._types = dict(self.inputs)
-        self._constants: dict[str, Constant] = {}
-        self._tensors: dict[str, Tensor] = {}  # the constants that steps take as tensors
-        self._steps: list[_Step] = []
-        for operation in block.operations:
-            self._types |= {item.name: value_type(item, where) for item in operation.outputs}
-            if operation.type == "const":
-                name = operation.outputs[0].name
-                self._constants[name] = weights.constant(operation.attributes["val"], f"{where}: {name!r}")
-            else:
-                self._add(operation, weights)
-        self.outputs = {name: self._types[name] for name in block.outputs}
-        self._take(self.outputs)
-        self._dead_after = self._last_uses()
-
-    def _add(self, operation: Any, weights: Weights) -> None:
-        """Prepares one op; one that depends on constants alone is computed now and becomes a constant."""
-        label = f"{self.where}: op {operation.type} ({operation.outputs[0].name!r})"
-        op, bound = OPS[operation.type], self._bound(operation, weights, label)
-        arguments: list[str | list[str] | None] = []
-        for spelled in op.inputs:
-            names = bound.pop(spelled.strip("*?"), None)
-            if names is None and not spelled.endswith("?"):
-                raise EdgeVitError(f"{label}: input {spelled.strip('*')!r} is missing")
-            arguments.append(names if names is None or spelled.startswith("*") else names[0])
-        attributes = {name: self._attribute(names[0], f"{label}: argument {name!r}") for name, names in bound.items()}
-        types = {item.name: self._types[item.name] for item in operation.outputs}
-        outputs = tuple(
-            _Output(name, declared, declared.dtype == "float16" and not op.selects) for name, declared in types.items()
+        declared = {item.name: item for item in inputs}
+        features = {item.name: item for item in description.input}
+        types = {name: value_type(item, where) for name, item in declared.items()}
+        self.states = {
+            name: types[name] for name, item in declared.items() if item.type.WhichOneof("type") == "stateType"
+        }
+        self.ports = {
+            name: input_port(kind, features.get(name)) for name, kind in types.items() if name not in self.states
+        }
+        self.scope = Scope(where, weights, types, {}, {})
+        self.block = Block(self.scope, block)
+        self.outputs = {name: self.scope.types[name] for name in self.block.outputs}
+        self.labels: tuple[str, ...] = next(
+            (step.labels for step in self.block.steps if isinstance(step, Classify)), ()
         )
-        step = _Step(label, _made(operation.type, attributes, label), tuple(arguments), outputs)
-        self._check_floats(step, attributes)
-        self._take(step.names())
-        if all(name in self._constants for name in step.names()):
-            with torch.inference_mode():
-                step.run(self._tensors)
-            self._constants |= {name: self._tensors[name].numpy() for name in types}
-        else:
-            self._steps.append(step)
 
-    def _bound(self, operation: Any, weights: Weights, label: str) -> dict[str, list[str]]:
-        """Argument → names of its values; a value that stands in the op itself becomes a constant with a new name."""
-        names: dict[str, list[str]] = {}
-        for argument, given in operation.inputs.items():
-            names[argument] = []
-            for i, binding in enumerate(given.arguments):
-                name = binding.name
-                if binding.WhichOneof("binding") == "value":
-                    name = f"{operation.outputs[0].name}.{argument}.{i}"
-                    self._constants[name] = weights.constant(binding.value, f"{label}: argument {argument!r}")
-                names[argument].append(name)
-        return names
+    def start(self, inputs: Arrays, states: Arrays | None) -> Run:
+        if inputs.keys() != self.ports.keys():
+            raise EdgeVitError(f"{self.where}: takes {', '.join(self.ports)}; got {', '.join(inputs) or 'nothing'}")
+        tensors = {
+            name: port.tensor(inputs[name], f"{self.where}: input {name!r}") for name, port in self.ports.items()
+        }
+        return Run(self.scope.tensors | tensors | self._state_tensors(states or {}))
 
-    def _attribute(self, name: str, label: str) -> Any:
-        if name not in self._constants:
-            raise EdgeVitError(f"{label} is computed at run time; the evaluator takes only a constant there")
-        value = self._constants[name]
-        return value.tolist() if isinstance(value, np.ndarray) else value
+    def results(self, run: Run) -> Arrays:
+        arrays = {}
+        for name, declared in self.outputs.items():
+            array = run.values[name].numpy()
+            arrays[name] = np.array(self.labels)[array] if declared.dtype == "str" else array.astype(declared.dtype)
+        return arrays
 
-    def _check_floats(self, step: _Step, attributes: dict[str, Any]) -> None:
-        """fp16 and fp32 look alike once they are held in fp32, so their declarations are compared here."""
-        given = {self._types[name].dtype for name in step.names() if name in self._types}
-        if "dtype" in attributes:  # cast
-            given = {{"fp16": "float16", "fp32": "float32"}.get(attributes["dtype"], "")}
-        given &= {"float16", "float32"}
-        for output in step.outputs:
-            if given and output.type.dtype.startswith("float") and given != {output.type.dtype}:
-                raise EdgeVitError(
-                    f"{step.label}: {output.name!r} is declared {output.type}, its inputs {', '.join(sorted(given))}"
-                )
-
-    def _take(self, names: Iterable[str]) -> None:
-        """Makes tensors of those of the named values that are constants."""
-        for name in names:
-            constant = self._constants.get(name)
-            if isinstance(constant, np.ndarray):
-                self._tensors[name] = torch.from_numpy(constant)
-            elif constant is not None or name not in self._types:
-                raise EdgeVitError(f"{self.where}: {name!r} is not a tensor")
-
-    def _last_uses(self) -> list[list[str]]:
-        """By step, the values that no later step and no output needs."""
-        needed = set(self.outputs)
-        dead: list[list[str]] = []
-        for step in reversed(self._steps):
-            names = {*step.names(), *(output.name for output in step.outputs)} - needed
-            needed |= names
-            dead.append(sorted(names))
-        return dead[::-1]
-
-    def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        values = self._tensors | self._checked(inputs)
-        with torch.inference_mode():
-            for step, dead in zip(self._steps, self._dead_after, strict=True):
-                step.run(values)
-                for name in dead:
-                    del values[name]
-        return {name: values[name].numpy().astype(declared.dtype) for name, declared in self.outputs.items()}
-
-    def _checked(self, inputs: dict[str, np.ndarray]) -> dict[str, Tensor]:
-        if inputs.keys() != self.inputs.keys():
-            raise EdgeVitError(f"{self.where}: takes {', '.join(self.inputs)}; got {', '.join(inputs) or 'nothing'}")
+    def _state_tensors(self, states: Arrays) -> dict[str, Tensor]:
+        if unknown := states.keys() - self.states.keys():
+            known = ", ".join(self.states) or "none"
+            raise EdgeVitError(f"{self.where}: no state {sorted(unknown)[0]!r}; its states: {known}")
         tensors = {}
-        for name, declared in self.inputs.items():
-            found = ValueType(inputs[name].shape, inputs[name].dtype.name)
+        for name, declared in self.states.items():
+            array = states.get(name)
+            if array is None:
+                array = np.zeros([size or 0 for size in declared.shape], declared.dtype)
+            found = ValueType(array.shape, array.dtype.name)
             if not declared.matches(found):
-                raise EdgeVitError(f"{self.where}: input {name!r} is {found}, the program declares {declared}")
-            tensors[name] = torch.from_numpy(inputs[name].astype(_held(declared).dtype))
+                raise EdgeVitError(f"{self.where}: state {name!r} is {found}, the program declares {declared}")
+            tensors[name] = torch.from_numpy(array.astype(declared.held.dtype))
         return tensors
 
 
 def _check_ops(path: Path, blocks: Iterable[Any]) -> None:
-    kinds = collections.Counter(operation.type for block in blocks for operation in block.operations)
-    missing = [f"{kind} (×{count})" for kind, count in sorted(kinds.items()) if kind not in OPS and kind != "const"]
+    kinds = collections.Counter(_kinds(blocks))
+    missing = [f"{kind} (×{count})" for kind, count in sorted(kinds.items()) if kind not in OPS and kind not in CONTROL]
     if missing:
         raise EdgeVitError(f"{path}: the evaluator (converters/mil_ops.py) lacks the ops {', '.join(missing)}")
 
 
-def _made(kind: str, attributes: dict[str, Any], label: str) -> Callable[..., Any]:
-    make = OPS[kind].make
-    try:
-        inspect.signature(make).bind(**attributes)
-        return make(**attributes)
-    except (TypeError, ValueError, NotImplementedError) as error:
-        raise EdgeVitError(f"{label}: not supported: {error}") from error
-
-
-def _held(declared: ValueType) -> ValueType:
-    return ValueType(declared.shape, "float32") if declared.dtype == "float16" else declared
-
-
-def _type_of(tensor: Tensor) -> ValueType:
-    return ValueType(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+def _kinds(blocks: Iterable[Any]) -> Iterator[str]:
+    for block in blocks:
+        for operation in block.operations:
+            yield operation.type
+            yield from _kinds(operation.blocks)

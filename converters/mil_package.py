@@ -13,20 +13,36 @@ from coremltools.proto import MIL_pb2
 
 from converters.errors import EdgeVitError
 
-# MIL's element types that the evaluator knows, by numpy's names ("str" only for constants such as a padding mode).
+# MIL's element types that the evaluator knows: numpy's names, "str", and numbers of fewer bits than a byte.
 DTYPES = {
     MIL_pb2.FLOAT16: "float16",
     MIL_pb2.FLOAT32: "float32",
+    MIL_pb2.INT4: "int4",
     MIL_pb2.INT8: "int8",
     MIL_pb2.INT16: "int16",
     MIL_pb2.INT32: "int32",
+    MIL_pb2.INT64: "int64",
+    MIL_pb2.UINT1: "uint1",
+    MIL_pb2.UINT2: "uint2",
+    MIL_pb2.UINT3: "uint3",
+    MIL_pb2.UINT4: "uint4",
+    MIL_pb2.UINT6: "uint6",
     MIL_pb2.UINT8: "uint8",
     MIL_pb2.UINT16: "uint16",
+    MIL_pb2.UINT32: "uint32",
     MIL_pb2.BOOL: "bool",
     MIL_pb2.STRING: "str",
 }
+# How values of those types are held while a program runs; the others are held as they are.
+HELD = {
+    "float16": "float32",
+    "int4": "int8",
+    **{f"uint{bits}": "uint8" for bits in (1, 2, 3, 4, 6)},
+    "uint16": "int32",  # torch computes hardly anything on unsigned numbers
+    "uint32": "int64",
+}
 BLOB_NAMES = {"float16": "fp16", "float32": "float"}  # where the blob reader's names differ from numpy's
-Constant = np.ndarray | str | list[str]  # fp16 constants are held as fp32 arrays
+Constant = np.ndarray | str | list[str]  # arrays are of the types in HELD
 
 
 @dataclass(frozen=True)
@@ -38,6 +54,11 @@ class ValueType:
 
     def __str__(self) -> str:
         return f"{self.dtype} ({', '.join('?' if size is None else str(size) for size in self.shape)})"
+
+    @property
+    def held(self) -> ValueType:
+        """The type that a value of this type has while a program runs."""
+        return ValueType(self.shape, HELD.get(self.dtype, self.dtype))
 
     def matches(self, other: ValueType) -> bool:
         """Whether a value of type `other`, whose sizes are all known, may stand where this type is declared."""
@@ -67,6 +88,12 @@ def read_spec(path: Path) -> Any:
     return spec
 
 
+def class_labels(value: Any) -> list[str]:
+    """The labels that stand in a `classify` op, in the order of its probabilities; numbers as text."""
+    tensors = (item.immediateValue.tensor for item in value.immediateValue.list.values)
+    return [str(label) for item in tensors for label in (item.strings.values or item.longInts.values)]
+
+
 class Weights:
     """Reads constants: from the protobuf itself, or from the package's blob files, each blob once."""
 
@@ -85,7 +112,7 @@ class Weights:
                 texts = list(value.immediateValue.tensor.strings.values)
                 return texts if declared.shape else texts[0]
             else:
-                array = _immediate(value.immediateValue.tensor, declared.dtype)
+                array = _immediate(value.immediateValue.tensor, declared)
             return array.reshape([size or 0 for size in declared.shape])
         except (RuntimeError, ValueError, TypeError, AttributeError, IndexError) as error:
             reason = str(error).splitlines()[0]
@@ -99,19 +126,33 @@ class Weights:
                 self._readers[file] = BlobReader(str(self.folder / file))
             array = getattr(self._readers[file], f"read_{BLOB_NAMES.get(dtype, dtype)}_data")(blob.offset)
             # The reader gives the bits of fp16.
-            self._blobs[key] = array.view("float16").astype("float32") if dtype == "float16" else np.array(array)
+            array = array.view("float16") if dtype == "float16" else np.array(array)
+            self._blobs[key] = array.astype(HELD.get(dtype, dtype))
         return self._blobs[key]
 
 
-def _immediate(tensor: Any, dtype: str) -> np.ndarray:
+def _immediate(tensor: Any, declared: ValueType) -> np.ndarray:
     """A tensor that stands in the protobuf: a list of numbers, or bytes for the types that have no list."""
-    kind = tensor.WhichOneof("value")
+    kind, held = tensor.WhichOneof("value"), declared.held.dtype
     values = getattr(tensor, kind).values if kind else []
-    array = np.frombuffer(values, dtype) if isinstance(values, bytes) else np.array(values, dtype)
-    return array.astype("float32") if dtype == "float16" else array.copy()
+    if not isinstance(values, bytes):
+        return np.array(values, held)
+    if bits := _bits(declared.dtype):
+        count = int(np.prod([size or 0 for size in declared.shape], dtype=np.int64))
+        places = np.unpackbits(np.frombuffer(values, np.uint8), bitorder="little")[: count * bits].reshape(count, bits)
+        array = (places.astype(np.int16) << np.arange(bits, dtype=np.int16)).sum(1)
+        return np.where(array >= 8, array - 16, array).astype(held) if declared.dtype == "int4" else array.astype(held)
+    return np.frombuffer(values, declared.dtype).astype(held)
+
+
+def _bits(dtype: str) -> int:
+    """Bits of a number that several of share a byte, 0 for the others."""
+    return int(dtype[-1]) if dtype in ("int4", "uint1", "uint2", "uint3", "uint4", "uint6") else 0
 
 
 def _tensor_type(type_: Any, label: str) -> ValueType:
+    if type_.WhichOneof("type") == "stateType":
+        type_ = type_.stateType.wrappedType
     kind, tensor = type_.WhichOneof("type"), type_.tensorType
     if kind != "tensorType" or tensor.dataType not in DTYPES:
         element = MIL_pb2.DataType.Name(tensor.dataType) if kind == "tensorType" else kind

@@ -180,7 +180,9 @@ def _load_coreml(path: Path, size: Size | None, threads: int, metadata: Metadata
     functions = describe(path)
     name = _entry_point(path, size, list(functions), metadata)
     program = Program(path)
-    inputs, outputs = (tuple(Port(key, shape) for key, shape in side.items()) for side in functions[name])
+    inputs, outputs = (
+        tuple(Port(key, kind.shape, kind.dtype) for key, kind in side.items()) for side in functions[name]
+    )
 
     def call(arrays: Arrays) -> Arrays:
         before = torch.get_num_threads()

@@ -17,6 +17,7 @@ COMMANDS = {
     "train": "Train a model with the multi-scale sampler into a run folder.",
     "evaluate": "Accuracy of a run or of an exported file, by size.",
     "export": "Write ONNX, TFLite and Core ML files, each checked by running it.",
+    "run-coreml": "Run a Core ML package on arrays, without a Mac.",
     "profile": "Latency of an exported file on this machine.",
     "sweep": "Latency and accuracy over sizes, formats and threads, into runs.db.",
     "report": "One HTML page (and Markdown) from a run's measurements.",
@@ -32,7 +33,7 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
             return None
-        return importlib.import_module(f"edgevit.cli.{name}").command
+        return importlib.import_module(f"edgevit.cli.{name.replace('-', '_')}").command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
