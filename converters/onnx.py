@@ -168,12 +168,20 @@ def _symbol(dim: Dim) -> Any:
 
 
 def _name_dimensions(model: onnx.ModelProto, signature: Signature, symbols: set[str]) -> None:
-    """Names dynamic dimensions as the signature does; the exporter calls them s77."""
-    for values, specs in ((model.graph.input, signature.inputs), (model.graph.output, signature.outputs)):
+    """Names dynamic dimensions as the signature does; the exporter calls them s77.
+
+    Intermediate values follow: a runtime takes lengths for equal when their names are.
+    """
+    graph, names = model.graph, dict[str, str]()
+    for values, specs in ((graph.input, signature.inputs), (graph.output, signature.outputs)):
         for value, spec in zip(values, specs, strict=True):
             for dim, entry in zip(value.type.tensor_type.shape.dim, spec.shape, strict=True):
                 if entry in symbols:
-                    dim.dim_param = entry
+                    names[dim.dim_param] = dim.dim_param = str(entry)
+    for value in graph.value_info:
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param in names:
+                dim.dim_param = names[dim.dim_param]
 
 
 def _strip(model: onnx.ModelProto, *, keep_shapes: bool) -> None:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image
 
 from converters.artifact import Preprocessing
 from converters.errors import EdgeVitError
 from converters.signature import Size, TensorSpec
-from edgevit.data.images import evaluation_transform, load_images, photographs
-
-if TYPE_CHECKING:
-    from edgevit.sources.source import Source
+from edgevit.data.images import load_images
+from edgevit.data.pictures import picture_set, stack
+from edgevit.sources.source import Source
 
 Arrays = dict[str, np.ndarray]
 NOISE = 0.3  # of an example's standard deviation
@@ -37,7 +35,7 @@ def sample_inputs(source: Source, progress: Callable[[str], None] = lambda line:
         shape = spec.resolve(size)[1:] if source.signature.batched else spec.resolve(size)
         if spec.meaning == "image":
             height, width = shape[-2:]
-            stacked = _stack(pictures(count), source.preprocessing or Preprocessing(), Size.image(height, width))
+            stacked = stack(pictures(count), source.preprocessing or Preprocessing(), Size.image(height, width))
             return stacked.reshape(count, *shape)
         if source.examples is None or spec.name not in source.examples:
             raise EdgeVitError(f"{source.name}: there is no example of its input '{spec.name}'")
@@ -55,24 +53,6 @@ def sample_inputs(source: Source, progress: Callable[[str], None] = lambda line:
         return [images.image(int(index)) for index in np.linspace(0, len(images) - 1, count)]
 
     return samples
-
-
-def picture_set(count: int) -> list[Image.Image]:
-    """The two photographs, then parts of them, mirrored and not: a different picture each."""
-    whole = photographs()
-    pictures = list(whole)
-    for number in range(count - len(whole)):
-        picture = whole[number % len(whole)]
-        width, height = picture.size
-        left = (number * width) // (2 * count)
-        part = picture.crop((left, height // 4, left + width // 2, height))
-        pictures.append(ImageOps.mirror(part) if number % 2 else part)
-    return pictures[:count]
-
-
-def _stack(pictures: list[Image.Image], preprocessing: Preprocessing, size: Size) -> np.ndarray:
-    transform = evaluation_transform(preprocessing, size)
-    return np.stack([transform(picture).numpy() for picture in pictures])
 
 
 def _varied(

@@ -15,9 +15,8 @@ from converters.artifact import Preprocessing
 from converters.errors import EdgeVitError, first_line
 from converters.infer import infer_signature
 from converters.signature import Signature, Size
-from edgevit.data.images import evaluation_transform
+from edgevit.data.pictures import picture_set, stack
 from edgevit.models.pretrained import read_tensors
-from edgevit.samples import picture_set
 from edgevit.sources.random_weights import scale_weights
 from edgevit.sources.source import RANDOM, Source, weights_sha256
 
@@ -46,8 +45,7 @@ def classifier_source(
 
 def picture_batch(preprocessing: Preprocessing, count: int = PICTURES) -> Tensor:
     """Photographs as (N, 3, H, W) float32, at the preprocessing's own size."""
-    transform = evaluation_transform(preprocessing, Size.parse(preprocessing.size))
-    return torch.stack([transform(picture) for picture in picture_set(count)])
+    return torch.from_numpy(stack(picture_set(count), preprocessing, Size.parse(preprocessing.size)))
 
 
 def fitting_labels(labels: tuple[str, ...], signature: Signature) -> tuple[str, ...]:

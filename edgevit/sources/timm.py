@@ -33,7 +33,10 @@ def timm_source(name: str, weights: str | None, num_classes: int | None) -> Sour
         if num_classes not in (None, config.get("num_classes")):
             raise EdgeVitError(f"timm:{name}: its weights have {config.get('num_classes')} classes, not {num_classes}")
         try:
-            module = timm.create_model(name, pretrained=True)
+            # Fetched here, since timm's own way tries again for half a minute where there is no network.
+            file = _hub_file(config)
+            overlay = {"file": file, "custom_load": False} if file else None
+            module = timm.create_model(name, pretrained=True, pretrained_cfg_overlay=overlay)
         except Exception as error:  # of several libraries: the hub's, urllib's, timm's own
             raise cannot_fetch(f"timm:{name}", error) from error
         return classifier_source(module, name, preprocessing, _labels(config), random=False)
@@ -41,10 +44,10 @@ def timm_source(name: str, weights: str | None, num_classes: int | None) -> Sour
         classes = num_classes or config.get("num_classes") or 1000
         module = create(f"timm:{name}", lambda: timm.create_model(architecture, num_classes=classes))
         return classifier_source(module, architecture, preprocessing, (), random=True)
-    file = Path(weights).expanduser()
-    classes = num_classes or (_classes(config, file) if file.is_file() else None) or config.get("num_classes") or 1000
+    path = Path(weights).expanduser()
+    classes = num_classes or (_classes(config, path) if path.is_file() else None) or config.get("num_classes") or 1000
     module = create(f"timm:{name}", lambda: timm.create_model(architecture, num_classes=classes))
-    load_file(module, f"timm:{name}", file)
+    load_file(module, f"timm:{name}", path)
     return classifier_source(
         module, architecture, preprocessing, _labels(config | {"num_classes": classes}), random=False
     )
@@ -61,6 +64,18 @@ def timm_preprocessing(config: Mapping[str, Any]) -> Preprocessing:
         mean=tuple(map(float, config.get("mean") or (0.485, 0.456, 0.406))),
         std=tuple(map(float, config.get("std") or (0.229, 0.224, 0.225))),
     )
+
+
+def _hub_file(config: Mapping[str, Any]) -> str | None:
+    """The safetensors of a configuration's repository, in the hub's cache; None where it names no repository."""
+    import huggingface_hub
+
+    repository = config.get("hf_hub_id")
+    if not repository:
+        return None
+    wanted = config.get("hf_hub_filename") or "model.safetensors"
+    folder = Path(huggingface_hub.snapshot_download(repository, allow_patterns=[wanted]))
+    return str(folder / wanted) if (folder / wanted).is_file() else None
 
 
 def _classes(config: Mapping[str, Any], file: Path) -> int | None:

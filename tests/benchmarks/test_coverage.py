@@ -109,9 +109,9 @@ def test_every_case_has_a_name_and_every_configuration_builds(bench, tmp_path):
         assert (tmp_path / name / "config.json").is_file()
 
 
-def test_the_table_in_the_docs_is_sorted_and_says_why(bench):
+def test_the_table_in_the_docs_is_sorted_and_says_why_a_file_failed(bench):
     rows = list(bench.read(bench.TABLE).values())
+    assert rows
     assert [row.key for row in rows] == sorted(row.key for row in rows)
-    assert len({row.model for row in rows}) >= 40
     for row in rows:
         assert bool(row.reason) == (row.verified == "no")
