@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import collections
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,6 +61,12 @@ class Program:
         """
         return self._function(function).run(inputs)
 
+    def values(
+        self, inputs: dict[str, np.ndarray], function: str | None = None
+    ) -> Iterator[tuple[str, str, np.ndarray]]:
+        """What each op computes for `inputs`, in the program's order: name, op type, array."""
+        return self._function(function).values(inputs)
+
     def _function(self, name: str | None) -> _Function:
         try:
             return self._functions[name or self.default_function]
@@ -93,6 +99,7 @@ class _Step:
     call: Callable[..., Any]
     arguments: tuple[str | list[str] | None, ...]
     outputs: tuple[_Output, ...]
+    kind: str
 
     def names(self) -> list[str]:
         return [name for item in self.arguments if item for name in (item if isinstance(item, list) else [item])]
@@ -150,7 +157,7 @@ class _Function:
         outputs = tuple(
             _Output(name, declared, declared.dtype == "float16" and not op.selects) for name, declared in types.items()
         )
-        step = _Step(label, _made(operation.type, attributes, label), tuple(arguments), outputs)
+        step = _Step(label, _made(operation.type, attributes, label), tuple(arguments), outputs, operation.type)
         self._check_floats(step, attributes)
         self._take(step.names())
         if all(name in self._constants for name in step.names()):
@@ -218,6 +225,16 @@ class _Function:
                 for name in dead:
                     del values[name]
         return {name: values[name].numpy().astype(declared.dtype) for name, declared in self.outputs.items()}
+
+    def values(self, inputs: dict[str, np.ndarray]) -> Iterator[tuple[str, str, np.ndarray]]:
+        values = self._tensors | self._checked(inputs)
+        for step, dead in zip(self._steps, self._dead_after, strict=True):
+            with torch.inference_mode():
+                step.run(values)
+            for output in step.outputs:
+                yield output.name, step.kind, values[output.name].numpy().copy()
+            for name in dead:
+                del values[name]
 
     def _checked(self, inputs: dict[str, np.ndarray]) -> dict[str, Tensor]:
         if inputs.keys() != self.inputs.keys():
