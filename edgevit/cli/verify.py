@@ -1,0 +1,154 @@
+"""`edgevit verify`: a saved file against the model it was made of."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from converters.signature import Size
+from edgevit.cli.options import PATH, SIZES
+
+if TYPE_CHECKING:
+    from converters.bisect import Bisection
+    from converters.verify import Verification
+    from edgevit.sources import Source
+
+
+@click.command("verify")
+@click.argument("file", type=PATH)
+@click.option("--against", required=True, metavar="SOURCE", help="A model's name, a run folder or a checkpoint.")
+@click.option("--weights", metavar="FILE|FOLDER|hf:REPO", help="Weights for a model's name, as `edgevit export` takes.")
+@click.option("--channel-order", type=click.Choice(("RGB", "BGR")), help="What the weights were trained on.")
+@click.option(
+    "--size",
+    "--sizes",
+    "sizes",
+    type=SIZES,
+    help="Such as 160,256 or 192x320 (height x width).  [default: those that the file names]",
+)
+@click.option("--bisect", "bisects", is_flag=True, help="Name the first module whose output differs, in a table.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON; progress goes to stderr.")
+def command(
+    file: Path,
+    against: str,
+    weights: str | None,
+    channel_order: str | None,
+    sizes: tuple[Size, ...] | None,
+    bisects: bool,
+    as_json: bool,
+) -> None:
+    """Run FILE at every size it offers and compare it with SOURCE's module, on real inputs.
+
+    FILE is any .onnx, .tflite or .mlpackage, of this project or of another maker.
+
+    \b
+    edgevit verify exports/mobilevit_s.onnx --against mobilevit_s --weights hf:apple/mobilevit-small
+    edgevit verify runs/digits/artifacts/mobilevit_xxs.tflite --against runs/digits
+    edgevit verify stranger.onnx --against runs/digits --size 96 --bisect
+
+    Error is the largest difference as a share of the output's standard deviation. When an output misses what its
+    precision allows, the exit code is 3 and the worst output and size are named. --bisect compares intermediate
+    values too: the module's, traced by torch.export, with those of every node in the file.
+    """
+    from converters.verify import bisect_at, verify
+    from edgevit.sources import load_source
+
+    def progress(line: str) -> None:
+        click.echo(line, err=as_json)
+
+    source = load_source(against, weights=weights, channel_order=channel_order)
+    module, signature, samples = _as_file_takes_it(file, source, progress)
+    result = verify(file, module, signature, samples, sizes=sizes or (), progress=progress)
+    bisection = None
+    if bisects:
+        size = _size_to_bisect(result, sizes)
+        bisection = bisect_at(file, module, signature, samples, size)
+    if as_json:
+        click.echo(json.dumps(_as_json(result, bisection), indent=2))
+    else:
+        _print(result, bisection)
+    if result.failure is not None:
+        raise result.failure
+
+
+def _as_file_takes_it(file: Path, source: Source, progress: Callable[[str], None]) -> tuple[Any, Any, Any]:
+    """Module, signature and samples; those of pictures where the file takes pictures rather than their tensors."""
+    from converters.contents import read_contents
+    from converters.run import open_artifact
+    from edgevit.export import image_samples
+
+    samples = image_samples(source, progress)
+    if read_contents(file).artifact_text is None:
+        return source.module, source.signature, samples
+    taken = open_artifact(file).metadata.signature.inputs[0]
+    if not (taken.meaning == "image" and taken.dtype == "uint8"):
+        return source.module, source.signature, samples
+    from converters.picture import PictureInput
+
+    wrapped = PictureInput(source.module, source.preprocessing, source.signature)
+    return wrapped, wrapped.signature, samples
+
+
+def _size_to_bisect(result: Verification, sizes: tuple[Size, ...] | None) -> Size:
+    if result.worst is not None:
+        return Size.parse(result.worst.size)
+    return sizes[0] if sizes else Size(())
+
+
+def _as_json(result: Verification, bisection: Bisection | None) -> dict[str, object]:
+    return {
+        "path": str(result.path),
+        "precision": result.precision,
+        "verified": [asdict(item) for item in result.verified],
+        "mapping": result.mapping,
+        "failure": None if result.failure is None else str(result.failure),
+        "bisection": bisection
+        and {
+            "sentence": bisection.sentence,
+            "culprit": bisection.culprit and asdict(bisection.culprit),
+            "steps": [asdict(step) for step in bisection.steps],
+        },
+    }
+
+
+def _print(result: Verification, bisection: Bisection | None) -> None:
+    from edgevit.cli.tables import print_table
+
+    for line in result.mapping:
+        click.echo(f"note: {line}")
+    if result.verified:
+        columns = ("output", "size", "max abs / std", "SNR dB", "cosine", "top-1")
+        rows = [
+            (
+                item.output,
+                item.size,
+                f"{item.max_abs_over_std:.1e}",
+                f"{item.snr_db:.0f}",
+                "" if (cosine := getattr(item, "cosine", None)) is None else f"{cosine:.6f}",
+                "" if item.top1_agreement is None else f"{item.top1_agreement:.0%}",
+            )
+            for item in result.verified
+        ]
+        print_table(columns, rows)
+    if bisection is not None:
+        columns = ("module", "op", "shape", "source", "error", "verdict")
+        rows = [
+            (
+                step.module or "(outermost)",
+                step.op,
+                "×".join(map(str, step.shape)),
+                step.source,
+                "" if step.error is None else f"{step.error:.1e}",
+                step.verdict,
+            )
+            for step in bisection.steps
+        ]
+        print_table(columns, rows)
+        click.echo(bisection.sentence)
+    if result.failure is None:
+        click.echo(f"{result.path}: agrees with the module ({result.precision})")
