@@ -59,6 +59,7 @@ class Verified:
     snr_db: float
     output_std: float
     top1_agreement: float | None = None
+    cosine: float = 1.0  # of the angle between the two outputs, both taken as one long vector
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,7 @@ class Metadata:
     parameters: int = 0
     verified: tuple[Verified, ...] = ()
     golden: Golden | None = None
+    notes: tuple[str, ...] = ()  # what the converter did that its user should know
 
     def to_json(self) -> str:
         data = {name: getattr(self, name) for name in self.__dataclass_fields__}
@@ -121,6 +123,7 @@ class Metadata:
             data |= {
                 "sizes": tuple(data["sizes"]),
                 "labels": tuple(data["labels"]),
+                "notes": tuple(data.get("notes", ())),
                 "signature": Signature.from_json(data["signature"]),
                 "preprocessing": data["preprocessing"] and Preprocessing.from_json(data["preprocessing"]),
                 "verified": tuple(Verified(**item) for item in data["verified"]),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,17 +35,21 @@ def convert(
     *,
     precision: str,
     batch: int | str,
-    target: str = "ios16",
-) -> None:
+    samples: Mapping[Size, Mapping[str, np.ndarray]],
+    target: str | None = None,
+    labels: Sequence[str] = (),
+    debug_info: bool = False,
+) -> list[str]:
     """Writes `draft`: for several sizes (`ios18` only) one function each, named `Size.entry_point`.
 
     The first size is the default function. Weights that functions share are stored once. With precision "fp16" the
     arithmetic is float16; inputs and outputs stay float32.
     """
     count = 1 if batch == "dynamic" else int(batch)
+    target = target or "ios16"
     if len(sizes) == 1:
         _convert_one(module, signature, sizes[0], draft, precision, count, target)
-        return
+        return []
     if target != "ios18":
         raise EdgeVitError(f"coreml: several sizes in one package need target ios18, not {target}")
     descriptor = ct.utils.MultiFunctionDescriptor()
@@ -55,6 +59,7 @@ def convert(
         descriptor.add_function(str(part), src_function_name=MAIN, target_function_name=size.entry_point)
     descriptor.default_function_name = sizes[0].entry_point
     ct.utils.save_multifunction(descriptor, str(draft))
+    return []
 
 
 def embed(draft: Path, text: str) -> None:

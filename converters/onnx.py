@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import torch
 from google.protobuf.message import DecodeError
@@ -23,8 +24,18 @@ RUNTIME_PACKAGE = "onnxruntime"
 
 
 def convert(
-    module: nn.Module, signature: Signature, sizes: Sequence[Size], draft: Path, *, precision: str, batch: int | str
-) -> None:
+    module: nn.Module,
+    signature: Signature,
+    sizes: Sequence[Size],
+    draft: Path,
+    *,
+    precision: str,
+    batch: int | str,
+    samples: Mapping[Size, Mapping[str, np.ndarray]],
+    target: str | None = None,
+    labels: Sequence[str] = (),
+    debug_info: bool = False,
+) -> list[str]:
     """Writes `draft`: height and width fixed when there is one size, symbolic when there are several.
 
     `batch` is a number or "dynamic". The node metadata that torch's exporter adds (stack traces with paths of this
@@ -55,6 +66,7 @@ def convert(
         verbose=False,
     )
     _strip(draft, signature, set(symbols))
+    return []
 
 
 def embed(draft: Path, text: str) -> None:

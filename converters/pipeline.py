@@ -7,34 +7,27 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
+from torch import nn
 
 from converters import parity
-from converters.artifact import (
-    Artifact,
-    Golden,
-    Metadata,
-    Preprocessing,
-    Verified,
-    written_beside,
-)
+from converters.artifact import Artifact, Metadata, Preprocessing, Verified, written_beside
 from converters.errors import EdgeVitError, ParityError, first_line
-from converters.plan import FORMATS, Plan, check_arguments, plans
-from converters.run import Session, load, open_artifact
+from converters.flops import count_flops, count_parameters
+from converters.picture import from_pictures
+from converters.plan import FORMATS, INPUTS, Plan, check_arguments, plans
+from converters.proof import Arrays, Proof, SampleInputs, Subject, proofs, unlisted_proofs
+from converters.quiet import quiet
+from converters.rewrite import prepare
+from converters.run import load, open_artifact
 from converters.signature import Signature, Size
 
-if TYPE_CHECKING:
-    from torch import nn
-
-Arrays = dict[str, np.ndarray]
-# Examples asked for; with the golden one they make a batch that no file is traced with, so that a batch baked in shows.
-EXAMPLES = 3
 # With less than this left, a converter that failed did so for want of space: C++ writers do not say it.
 LITTLE_SPACE_BYTES = 1 << 16
 
@@ -46,42 +39,63 @@ def export(
     name: str,
     out: Path,
     formats: Sequence[str] = FORMATS,
-    sizes: Sequence[Size],
+    sizes: Sequence[Size] = (Size(()),),
     precision: str | None = None,
     batch: int | str = "dynamic",
     target: str = "ios16",
-    sample_inputs: Callable[[Size, int], Arrays],
+    static: bool = False,
+    input: str = "tensor",
+    sample_inputs: SampleInputs,
     preprocessing: Preprocessing | None = None,
     labels: Sequence[str] = (),
     source_sha256: str = "",
+    rewrites: Sequence[str] | None = None,
+    debug_info: bool = False,
+    keep_failed: bool = False,
     progress: Callable[[str], None] = lambda line: None,
 ) -> list[Artifact]:
     """Writes `module` (eval mode) into `out` in each of `formats`, verified at each of `sizes`.
 
     `sample_inputs(size, n)` gives n realistic examples: arrays (n, …) by input name. `precision` is "fp32" or "fp16";
     None takes each format's own (fp16 for Core ML, else fp32). `batch` is 1 or "dynamic"; TFLite and Core ML files
-    always take one example. `target` is the oldest system that a Core ML file runs on. `progress` receives one line
-    per step. BatchNorm is folded into the convolutions before it.
+    always take one example. `target` is the oldest system that a Core ML file runs on. With `static` each size has a
+    file of its own. With `input` "image" the files take uint8 pictures (N, H, W, 3) and do the work of
+    `preprocessing` inside (`converters.picture`). `rewrites` names those of `converters.rewrite` to apply; None takes
+    what pays in each format. `debug_info` keeps the exporter's node metadata. `progress` receives one line per step.
 
     Raises ParityError, and leaves no file of that name, when a file misses `parity.TOLERANCE` at any size or when the
-    comparison would prove nothing; EdgeVitError for wrong arguments and what a converter cannot convert. Files that
-    were finished before stay.
+    comparison would prove nothing; with `keep_failed` the file stays as NAME.unverified. Raises EdgeVitError for wrong
+    arguments and what a converter cannot convert. Files that were finished before stay.
     """
     out, sizes = Path(out), tuple(dict.fromkeys(sizes))
-    check_arguments(signature, formats, sizes, precision, batch, target)
-    module = module.eval()
-    proof = _proof(module, signature, sizes, sample_inputs)
-    folded, flops, parameters = _prepare(module, signature, sizes, proof)
+    if input not in INPUTS:
+        raise EdgeVitError(f"input '{input}': choose from {', '.join(INPUTS)}")
+    check_arguments(signature, formats, sizes, precision, batch, target, labels)
+    source = Subject(_checked_module(module), signature, preprocessing if input == "image" else None)
+    if input == "image" and preprocessing is None:
+        raise EdgeVitError("input image: the preprocessing is not known, so it cannot be put inside")
+    batch = batch if signature.batched else 1
+    proof = proofs(source, sizes, sample_inputs, batch)
+    options = {
+        "static": static,
+        "picture": input == "image",
+        "default": preprocessing.size if preprocessing else "",
+    }
+    work = [(form, list(plans(name, form, sizes, precision, batch, target, **options))) for form in formats]
+    if any(len(plan.sizes) > 1 for form, files in work if form == "onnx" for plan in files):
+        proof |= unlisted_proofs(source, sizes, sample_inputs, batch, progress)
+    flops, parameters = _cost(source, sizes, proof)
     artifacts = []
-    for form in formats:
-        for plan in plans(name, form, sizes, precision, batch, target):
+    for form, files in work:
+        converted = _prepared(source, form, proof[min(sizes, key=_area)], rewrites)
+        for plan in files:
             metadata = Metadata(
                 model=name,
                 format=form,
                 precision=plan.precision,
                 batch=plan.batch,
-                sizes=tuple(map(str, plan.sizes)),
-                signature=signature,
+                sizes=tuple(str(size) for size in sizes if size in plan.sizes),
+                signature=source.file_signature,
                 source_sha256=source_sha256,
                 versions={},
                 preprocessing=preprocessing,
@@ -90,86 +104,52 @@ def export(
                 flops={str(size): flops[size] for size in plan.sizes},
                 parameters=parameters,
             )
-            artifacts.append(_write(folded, out / plan.file, plan, metadata, proof, progress))
+            artifacts.append(
+                _write(converted, out / plan.file, plan, metadata, proof, debug_info, keep_failed, progress)
+            )
     return artifacts
 
 
-@dataclass(frozen=True)
-class _Proof:
-    """What files are held against at one size: examples (N, …) and the module's outputs for them.
-
-    The last example is the golden one: it goes into the file, so it must be among those that were compared.
-    """
-
-    inputs: Arrays
-    outputs: Arrays
-    logits: tuple[str, ...]
-
-    @property
-    def count(self) -> int:
-        return EXAMPLES + 1
-
-    def golden(self, size: Size) -> Golden:
-        last = slice(EXAMPLES, None)
-        return Golden(
-            str(size),
-            {key: array[last] for key, array in self.inputs.items()},
-            {key: array[last] for key, array in self.outputs.items()},
-        )
+def _checked_module(module: object) -> nn.Module:
+    if not isinstance(module, nn.Module):
+        raise EdgeVitError(f"export takes a torch.nn.Module, not a {type(module).__name__}")
+    return module.eval()
 
 
-def _proof(
-    module: nn.Module, signature: Signature, sizes: Sequence[Size], sample_inputs: Callable[[Size, int], Arrays]
-) -> dict[Size, _Proof]:
-    """Examples and the module's outputs at every size, computed once for all formats."""
-    from converters.wrap import run_module
-
-    proofs = {}
-    for size in sizes:
-        inputs = {key: np.asarray(array) for key, array in sample_inputs(size, EXAMPLES).items()}
-        for spec in signature.inputs:
-            expected = spec.resolve(size, EXAMPLES)
-            if spec.name not in inputs or inputs[spec.name].shape != expected:
-                found = inputs[spec.name].shape if spec.name in inputs else "nothing"
-                raise EdgeVitError(f"sample input '{spec.name}' at size {size} must be {expected}, not {found}")
-        inputs = {key: np.concatenate([array, _blocky(array[:1])]) for key, array in inputs.items()}
-        outputs = run_module(module, signature, inputs)
-        parity.check_meaningful(outputs, size)
-        logits = tuple(spec.name for spec in signature.outputs if spec.meaning == "logits")
-        proofs[size] = _Proof(inputs, outputs, logits)
-    return proofs
-
-
-def _prepare(
-    module: nn.Module, signature: Signature, sizes: Sequence[Size], proof: dict[Size, _Proof]
-) -> tuple[nn.Module, dict[Size, int], int]:
-    """The module as the converters get it, its FLOPs at each size, and its parameters."""
-    import torch
-
-    from converters.flops import count_flops, count_parameters
-    from converters.quiet import quiet
-    from converters.rewrite import fold_batch_norm
-
-    def example(size: Size) -> tuple[torch.Tensor, ...]:
-        return tuple(torch.from_numpy(proof[size].inputs[spec.name][:1].copy()) for spec in signature.inputs)
-
+def _cost(source: Subject, sizes: Sequence[Size], proof: dict[Size, Proof]) -> tuple[dict[Size, int], int]:
+    """FLOPs at each size, batch 1, and parameters."""
+    module = source.wrapped(source.module)
     with quiet():
-        flops = {size: count_flops(module, example(size)) for size in sizes}
-        folded = fold_batch_norm(module, example(min(sizes, key=_area)))
-    return folded, flops, count_parameters(module)
+        flops = {size: count_flops(module, _tensors(proof[size].example(), source.file_signature)) for size in sizes}
+    return flops, count_parameters(source.module)
+
+
+def _prepared(source: Subject, form: str, smallest: Proof, rewrites: Sequence[str] | None) -> nn.Module:
+    """The module as a format's converter gets it."""
+    inputs = smallest.example()
+    if source.inside:
+        inputs = from_pictures(inputs, source.inside)
+    with quiet():
+        module = prepare(source.module, form, _tensors(inputs, source.signature), rewrites=rewrites)
+    return source.wrapped(module)
+
+
+def _tensors(inputs: Arrays, signature: Signature) -> tuple[torch.Tensor, ...]:
+    """Arrays by name as forward's arguments."""
+    return tuple(torch.from_numpy(np.array(inputs[spec.name])) for spec in signature.inputs)
 
 
 def _write(
-    folded: nn.Module,
+    module: nn.Module,
     path: Path,
     plan: Plan,
     metadata: Metadata,
-    proof: dict[Size, _Proof],
+    proof: dict[Size, Proof],
+    debug_info: bool,
+    keep_failed: bool,
     progress: Callable[[str], None],
 ) -> Artifact:
     """Converts, embeds, reloads, compares; the draft gets its name when all of that went well."""
-    from converters.quiet import quiet
-
     progress(f"{path.name}: converting for {', '.join(map(str, plan.sizes))}")
     started = time.monotonic()
     smallest = min(plan.sizes, key=_area)
@@ -181,26 +161,43 @@ def _write(
                 metadata, golden=proof[smallest].golden(smallest), versions={key: version(key) for key in packages}
             )
             try:
-                converter.convert(
-                    folded,
+                notes = converter.convert(
+                    module,
                     metadata.signature,
                     plan.sizes,
                     draft,
                     precision=plan.precision,
                     batch=plan.batch,
-                    **plan.options,
+                    samples={size: proof[size].inputs for size in plan.sizes},
+                    target=metadata.target,
+                    labels=metadata.labels,
+                    debug_info=debug_info,
                 )
             except EdgeVitError:
                 raise
             except Exception as error:  # converters raise whatever they like
                 raise _converter_error(error, path, plan) from error
+            metadata = replace(metadata, notes=tuple(notes))
             converter.embed(draft, metadata.to_json())
+        for note in notes:
+            progress(f"{path.name}: note: {note}")
         progress(f"{path.name}: converted in {time.monotonic() - started:.0f} s; running it at every size")
-        verified = [item for size in plan.sizes for item in _verify(draft, path, size, plan, proof[size])]
-        parity.check(verified, plan.precision, file=path.name)
-        metadata = replace(metadata, verified=tuple(verified))
-        converter.embed(draft, metadata.to_json())
-        _check_final(draft, path, smallest, plan, proof[smallest], metadata)
+        try:
+            # A dynamic file holds for the sizes in between too.
+            dynamic = len(plan.sizes) > 1 and plan.format == "onnx"
+            sizes = [size for size in proof if dynamic or size in plan.sizes]
+            verified = [item for size in sizes for item in _verify(draft, path, size, plan, proof[size])]
+            parity.check(verified, plan.precision, file=path.name)
+            metadata = replace(metadata, verified=tuple(verified))
+            converter.embed(draft, metadata.to_json())
+            _check_final(draft, path, smallest, plan, proof[smallest], metadata)
+        except ParityError as error:
+            if not keep_failed:
+                raise
+            kept = path.with_name(f"{path.name}.unverified")
+            with written_beside(kept) as failed:
+                draft.rename(failed)
+            raise ParityError(f"{error}; kept as {kept}") from error
     progress(f"{path.name}: checked, {time.monotonic() - started:.0f} s in all")
     return Artifact(path, metadata)
 
@@ -217,17 +214,14 @@ def _converter_error(error: BaseException, path: Path, plan: Plan) -> Exception:
     return EdgeVitError(f"{path.name}: the {plan.format} converter failed: {first_line(root)}")
 
 
-def _verify(draft: Path, path: Path, size: Size, plan: Plan, proof: _Proof) -> list[Verified]:
+def _verify(draft: Path, path: Path, size: Size, plan: Plan, proof: Proof) -> list[Verified]:
     """The worst comparison of each output at one size: in the file's batch and, where that is free, one by one too."""
     try:
         session = load(draft, size=size)
-        if session.batch != plan.batch:
+        if proof.signature.batched and session.batch != plan.batch:
             raise ParityError(f"takes batch {session.batch} at size {size}, not {plan.batch}")
         batches = (1, proof.count) if plan.batch == "dynamic" else (int(plan.batch),)
-        compared = [
-            parity.compare(proof.outputs, _run_in_batches(session, proof.inputs, batch), size, logits=proof.logits)
-            for batch in batches
-        ]
+        compared = [proof.compare(session.run, batch, size) for batch in batches]
     except ParityError as error:
         raise ParityError(f"{path.name}: {error}") from error
     except EdgeVitError as error:
@@ -236,29 +230,11 @@ def _verify(draft: Path, path: Path, size: Size, plan: Plan, proof: _Proof) -> l
     return [parity.worst(same_output) for same_output in zip(*compared, strict=True)]
 
 
-def _check_final(draft: Path, path: Path, size: Size, plan: Plan, proof: _Proof, metadata: Metadata) -> None:
+def _check_final(draft: Path, path: Path, size: Size, plan: Plan, proof: Proof, metadata: Metadata) -> None:
     """What gets the name, with its last metadata inside, still says what was meant and still runs."""
     if open_artifact(draft).metadata.to_json() != metadata.to_json():
         raise ParityError(f"{path.name}: its metadata does not come back as it was written")
     parity.check(_verify(draft, path, size, plan, proof), plan.precision, file=path.name)
-
-
-def _run_in_batches(session: Session, inputs: Arrays, batch: int) -> Arrays:
-    """Runs (N, …) inputs `batch` at a time and joins the outputs."""
-    count = len(next(iter(inputs.values())))
-    parts = [
-        session.run({key: array[start : start + batch] for key, array in inputs.items()})
-        for start in range(0, count, batch)
-    ]
-    return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
-
-
-def _blocky(array: np.ndarray, blocks: int = 16) -> np.ndarray:
-    """A picture (1, C, H, W) in at most 16 × 16 blocks, so that it packs into few bytes; anything else unchanged."""
-    if array.ndim != 4 or array.dtype.kind != "f":
-        return array.copy()
-    rows, columns = ((np.arange(side) * blocks // side * side + side // 2) // blocks for side in array.shape[2:])
-    return np.ascontiguousarray(array[:, :, rows][:, :, :, columns])
 
 
 def _area(size: Size) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,6 +14,13 @@ _CONVOLUTIONS = {nn.Conv1d, nn.Conv2d, nn.Conv3d}
 _BATCH_NORMS = {nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d}
 _CONV_OPS = {torch.ops.aten.conv1d.default, torch.ops.aten.conv2d.default, torch.ops.aten.conv3d.default}
 _TOLERANCE = 1e-5
+
+
+def prepare(
+    module: nn.Module, form: str, example: tuple[torch.Tensor, ...], *, rewrites: Sequence[str] | None = None
+) -> nn.Module:
+    """A copy of `module` in the form that runs fastest in a format's runtime."""
+    return fold_batch_norm(module, example)
 
 
 def fold_batch_norm(module: nn.Module, example: tuple[torch.Tensor, ...]) -> nn.Module:

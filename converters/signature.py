@@ -8,12 +8,16 @@ from typing import Any, Literal
 
 from converters.errors import EdgeVitError
 
-Meaning = Literal["image", "tokens", "mask", "features", "logits", "boxes", "values"]
+Meaning = Literal["image", "tokens", "mask", "features", "logits", "probabilities", "boxes", "values"]
+FIXED = "fixed"  # how the size of a signature without symbolic dimensions is written
 
 
 @dataclass(frozen=True, order=True)
 class Size:
-    """Values of a signature's symbolic dimensions, written `256`, `192x320` (height × width) or `tokens=128`."""
+    """Values of a signature's symbolic dimensions, written `256`, `192x320` (height × width) or `tokens=128`.
+
+    A signature without symbolic dimensions has one size, `Size(())`, written `fixed`.
+    """
 
     dims: tuple[tuple[str, int], ...]
 
@@ -21,6 +25,8 @@ class Size:
     def parse(cls, text: str) -> Size:
         """`"256"` → height 256, width 256. Raises EdgeVitError for anything that is not a size."""
         text = text.strip()
+        if text == FIXED:
+            return cls(())
         if match := re.fullmatch(r"([1-9]\d{0,5})(?:x([1-9]\d{0,5}))?", text):
             return cls.image(int(match[1]), int(match[2] or match[1]))
         if match := re.fullmatch(r"([a-z_]+)=([1-9]\d{0,8})", text):
@@ -55,7 +61,7 @@ class Size:
     def __str__(self) -> str:
         if [name for name, _ in self.dims] == ["height", "width"]:
             return str(self.height) if self.height == self.width else f"{self.height}x{self.width}"
-        return ",".join(f"{name}={value}" for name, value in self.dims)
+        return ",".join(f"{name}={value}" for name, value in self.dims) or FIXED
 
 
 @dataclass(frozen=True)
@@ -100,11 +106,17 @@ class Signature:
             dims=tuple(Dim(name, minimum=multiple_of, multiple_of=multiple_of) for name in ("height", "width")),
         )
 
+    @property
+    def batched(self) -> bool:
+        """Whether every input and output has the batch as its first dimension, so that examples can be stacked."""
+        return all(spec.shape[:1] == ("batch",) for spec in self.inputs + self.outputs)
+
     def check(self, size: Size) -> None:
         """Raises EdgeVitError, with the nearest sizes that would do, when the model cannot take `size`."""
         wanted, given = {dim.name for dim in self.dims}, {name for name, _ in size.dims}
         if wanted != given:
-            raise EdgeVitError(f"size {size}: this model's sizes give {', '.join(sorted(wanted)) or 'nothing'}")
+            need = f"sizes give {', '.join(sorted(wanted))}" if wanted else "shapes are fixed; leave the size out"
+            raise EdgeVitError(f"size {size}: this model's {need}")
         for dim in self.dims:
             value = size[dim.name]
             if value % dim.multiple_of:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,18 @@ RUNTIME_PACKAGE = "ai-edge-litert"
 
 
 def convert(
-    module: nn.Module, signature: Signature, sizes: Sequence[Size], draft: Path, *, precision: str, batch: int | str
-) -> None:
+    module: nn.Module,
+    signature: Signature,
+    sizes: Sequence[Size],
+    draft: Path,
+    *,
+    precision: str,
+    batch: int | str,
+    samples: Mapping[Size, Mapping[str, np.ndarray]],
+    target: str | None = None,
+    labels: Sequence[str] = (),
+    debug_info: bool = False,
+) -> list[str]:
     """Writes `draft` with a signature named `Size.entry_point` for each size; the batch is fixed."""
     import litert_torch
 
@@ -38,6 +48,7 @@ def convert(
         converter = converter.signature(size.entry_point, named, sample_kwargs=example)
     content = converter.convert().model_content()
     draft.write_bytes(content)  # its own export() ends the process when the disk is full
+    return []
 
 
 def embed(draft: Path, text: str) -> None:

@@ -96,6 +96,7 @@ def evaluate_artifact(
 
     Raises EdgeVitError when the artifact has no preprocessing, does not offer `size`, or names other classes.
     """
+    from converters.picture import to_pictures
     from converters.run import load
 
     path = artifact.path if isinstance(artifact, Artifact) else Path(artifact)
@@ -105,14 +106,16 @@ def evaluate_artifact(
         raise EdgeVitError(f"{path}: carries no edgevit metadata; write it with `edgevit export`")
     preprocessing = _preprocessing_of(path, metadata.preprocessing)
     _check_classes(path, metadata.labels, images)
-    image_name, logits_name = metadata.signature.inputs[0].name, metadata.signature.outputs[0].name
+    image, logits_name = metadata.signature.inputs[0], metadata.signature.outputs[0].name
+    takes_pictures = image.dtype == "uint8"
     fixed = None if session.batch == "dynamic" else int(session.batch)
 
     def predict(batch: np.ndarray) -> np.ndarray:
         count = len(batch)
         if fixed is not None and count < fixed:  # a fixed batch takes no fewer: repeat the last picture
             batch = np.concatenate([batch, np.repeat(batch[-1:], fixed - count, axis=0)])
-        return session.run({image_name: batch})[logits_name][:count]
+        inputs = {image.name: batch}
+        return session.run(to_pictures(inputs, preprocessing) if takes_pictures else inputs)[logits_name][:count]
 
     return _accuracy(predict, images, size, preprocessing, limit, fixed or BATCH_SIZE)
 

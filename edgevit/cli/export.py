@@ -51,6 +51,19 @@ if TYPE_CHECKING:
     show_default=True,
     help="Oldest system for Core ML; with ios18 several sizes share one package.",
 )
+@click.option("--static", is_flag=True, help="A file for each size, also where one could hold them all.")
+@click.option(
+    "--input",
+    "input_",
+    type=click.Choice(("tensor", "image")),
+    default="tensor",
+    show_default=True,
+    help="image: files take uint8 RGB pictures; channel order, scale, mean, std and softmax are inside.",
+)
+@click.option("--labels", type=PATH, metavar="FILE", help="Class names, one on each line.  [default: the source's]")
+@click.option("--rewrites", metavar="NAMES", help="Rewrites to apply, with commas, or none.  [default: all that pay]")
+@click.option("--debug-info", is_flag=True, help="Keep the exporter's stack traces in ONNX files.")
+@click.option("--keep-failed", is_flag=True, help="Keep a file that misses its tolerance as NAME.unverified.")
 @click.option("--out", type=PATH, help="Folder to write into.  [default: artifacts/ of the run, else exports/]")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; progress goes to stderr.")
 def command(
@@ -62,6 +75,12 @@ def command(
     precision: str | None,
     batch: str,
     target: str,
+    static: bool,
+    input_: str,
+    labels: Path | None,
+    rewrites: str | None,
+    debug_info: bool,
+    keep_failed: bool,
     out: Path | None,
     as_json: bool,
 ) -> None:
@@ -73,12 +92,13 @@ def command(
     edgevit export runs/digits --sizes 32,64,96
     edgevit export mobilevit_s --weights hf:apple/mobilevit-small --sizes 160,256
     edgevit export runs/digits --format coreml --target ios18 --sizes 32,64
+    edgevit export runs/digits --input image --labels digits.txt --sizes 64
 
     Every file is run at every size and compared with the model on real pictures. Error is the largest difference as
     a share of the output's standard deviation: at most 1e-4 for fp32 and 2e-2 for fp16, or the command fails with
     exit code 3 and leaves no file.
     """
-    from edgevit.export import export
+    from edgevit.export import export, read_labels
     from edgevit.sources import load_source
 
     artifacts = export(
@@ -88,6 +108,12 @@ def command(
         precision=precision,
         batch=1 if batch == "1" else batch,
         target=target,
+        static=static,
+        input=input_,
+        labels=read_labels(labels) if labels else None,
+        rewrites=None if rewrites is None else [name for name in rewrites.split(",") if name not in ("", "none")],
+        debug_info=debug_info,
+        keep_failed=keep_failed,
         out=out,
         processes=os.cpu_count() or 1,
         progress=lambda line: click.echo(line, err=as_json),
@@ -110,6 +136,7 @@ def _as_json(artifact: Artifact) -> dict[str, object]:
         "batch": meta.batch,
         "sizes": meta.sizes,
         "size_bytes": size_bytes(artifact.path),
+        "notes": meta.notes,
         "verified": [asdict(item) for item in meta.verified],
     }
 
@@ -122,7 +149,9 @@ def _summary(artifact: Artifact) -> str:
     batch = "any batch" if meta.batch == "dynamic" else f"batch {meta.batch}"
     lines = [f"{artifact.path}  {size_bytes(artifact.path) / 1e6:.2f} MB, {meta.precision}, {batch}"]
     for item in meta.verified:
-        lines.append(f"  size {item.size}: {item.output} error {item.max_abs_over_std:.1e}, SNR {item.snr_db:.0f} dB")
+        close = f"error {item.max_abs_over_std:.1e}, SNR {item.snr_db:.0f} dB, cosine {item.cosine:.6f}"
+        same = "" if item.top1_agreement is None else f", same top-1 {item.top1_agreement:.0%}"
+        lines.append(f"  size {item.size}: {item.output} {close}{same}")
     if meta.format == "coreml":
         lines.append("  checked with the evaluator, not on Apple hardware")
     return "\n".join(lines)

@@ -91,3 +91,39 @@ def test_a_module_that_is_not_finite():
 def test_nothing_compared_proves_nothing():
     with pytest.raises(ParityError, match="nothing was compared"):
         parity.check([], "fp32")
+
+
+def test_probabilities_are_compared_as_the_logits_that_they_came_from():
+    generator = np.random.default_rng(0)
+    logits = generator.normal(size=(4, 1000))
+    exact = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    parity.check_meaningful({"p": exact}, "32", probabilities=("p",))
+    [close] = parity.compare({"p": exact}, {"p": exact * (1 + 1e-6)}, "32", probabilities=("p",))
+    assert close.max_abs_over_std == pytest.approx(1e-6 / np.log(exact).std(), rel=1e-3)
+    assert close.top1_agreement == 1.0
+    with pytest.raises(ParityError, match="would prove nothing"):
+        parity.check_meaningful({"p": np.full((4, 1000), 1e-3)}, "32", probabilities=("p",))
+
+
+def test_integers_differ_by_their_share():
+    expected = {"best": np.arange(10, dtype=np.int64)}
+    [same] = parity.compare(expected, {"best": np.arange(10, dtype=np.int32)}, "32")
+    assert same.max_abs_over_std == 0
+    parity.check([same], "fp32")
+    [other] = parity.compare(expected, {"best": np.array([9, *range(1, 10)])}, "32")
+    assert other.max_abs_over_std == pytest.approx(0.1)
+    assert other.snr_db == pytest.approx(10)
+    with pytest.raises(ParityError, match=r"off by 0\.1"):
+        parity.check([other], "fp16")
+
+
+def test_another_kind_of_number_is_refused():
+    expected = {"y": np.ones((2, 3), np.float32)}
+    for dtype in (np.int32, np.float16):
+        with pytest.raises(ParityError, match=f"holds {np.dtype(dtype).name}; the module's holds float32"):
+            parity.compare(expected, {"y": expected["y"].astype(dtype)}, "32")
+
+
+def test_cosine_of_a_known_angle():
+    [item] = parity.compare({"y": np.array([[1.0, 0.0]])}, {"y": np.array([[1.0, 1.0]])}, "32")
+    assert item.cosine == pytest.approx(2**-0.5)
