@@ -79,7 +79,9 @@ def bisect(
     these differ. Raises EdgeVitError when torch.export cannot trace the module or the file cannot be run node by node.
     """
     nodes = _torch_values(module, signature, inputs)
-    found = _Values(intermediates(path, file_inputs or inputs, entry_point), TOLERANCES.get(precision, TOLERANCES["fp16"]))
+    found = _Values(
+        intermediates(path, file_inputs or inputs, entry_point), TOLERANCES.get(precision, TOLERANCES["fp16"])
+    )
     return _judge(nodes, found)
 
 
@@ -185,9 +187,7 @@ def _judge(nodes: dict[str, _TorchNode], found: _Values) -> Bisection:
     return Bisection(tuple(steps.values()), steps[culprit] if culprit else None)
 
 
-def _step(
-    node: _TorchNode, closest: tuple[float | None, str, bool], good: bool, leads: bool, is_culprit: bool
-) -> Step:
+def _step(node: _TorchNode, closest: tuple[float | None, str, bool], good: bool, leads: bool, is_culprit: bool) -> Step:
     error, counterpart, same = closest
     if not _comparable(node):
         verdict = SKIPPED

@@ -137,8 +137,10 @@ def _labels(spec: Any) -> tuple[str, ...]:
             for operation in block.operations:
                 if operation.type == "classify":
                     binding = operation.inputs["classes"].arguments[0]
-                    value = binding.value if binding.WhichOneof("binding") == "value" else (
-                        constants[binding.name].attributes["val"] if binding.name in constants else None
+                    value = (
+                        binding.value
+                        if binding.WhichOneof("binding") == "value"
+                        else (constants[binding.name].attributes["val"] if binding.name in constants else None)
                     )
                     if value is not None:
                         return tuple(value.immediateValue.tensor.strings.values)

@@ -152,7 +152,9 @@ def _constant(tensor: Any) -> Value:
 
 
 def _weight(tensor: Any) -> Weight:
-    compression = f"{_dtype(tensor.data_type)} quantised" if tensor.data_type in QUANTISED and _count(tensor) > 1 else ""
+    compression = (
+        f"{_dtype(tensor.data_type)} quantised" if tensor.data_type in QUANTISED and _count(tensor) > 1 else ""
+    )
     return Weight(tensor.name, _dtype(tensor.data_type), _count(tensor), compression)
 
 

@@ -40,7 +40,8 @@ def _contents(path: Path, model: Any) -> Contents:
     values = [[_value(tensor, model) for tensor in graph.tensors or []] for graph in subgraphs]
     signatures = {item.subgraphIndex: item for item in model.signatureDefs or []}
     functions = tuple(
-        _function(number, graph, signatures.get(number), values[number], model) for number, graph in enumerate(subgraphs)
+        _function(number, graph, signatures.get(number), values[number], model)
+        for number, graph in enumerate(subgraphs)
     )
     entries = {_text(item.name): item.buffer for item in model.metadata or []}
     own = entries.pop(METADATA_NAME, None)
@@ -78,7 +79,9 @@ def _function(number: int, graph: Any, signature: Any, values: list[Value], mode
     for operator in graph.operators or []:
         taken, given = ([values[i] for i in _ints(side) if i >= 0] for side in (operator.inputs, operator.outputs))
         label = given[0].name if given else f"operator {len(nodes)}"
-        nodes.append(Node(op_name(model.operatorCodes[operator.opcodeIndex]), label, tuple(taken), tuple(given), layer_of(label)))
+        nodes.append(
+            Node(op_name(model.operatorCodes[operator.opcodeIndex]), label, tuple(taken), tuple(given), layer_of(label))
+        )
     return Function(name, tuple(inputs), tuple(outputs), tuple(nodes))
 
 
@@ -96,7 +99,9 @@ def _value(tensor: Any, model: Any) -> Value:
     shape: Shape = tuple(_ints(tensor.shape))
     if tensor.shapeSignature is not None:
         shape = tuple(None if length < 0 else length for length in _ints(tensor.shapeSignature))
-    return Value(_text(tensor.name), shape, DTYPES.get(tensor.type, "?"), constant=_stored(model.buffers[tensor.buffer]))
+    return Value(
+        _text(tensor.name), shape, DTYPES.get(tensor.type, "?"), constant=_stored(model.buffers[tensor.buffer])
+    )
 
 
 def _stored(buffer: Any) -> bool:

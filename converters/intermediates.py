@@ -81,7 +81,12 @@ def _tflite(path: Path, inputs: dict[str, np.ndarray], entry_point: str | None) 
 def _dequantised(array: np.ndarray, tensor: Any) -> np.ndarray:
     """The numbers that per-tensor quantised integers stand for; other tensors unchanged."""
     quantisation = tensor.quantization
-    if array.dtype.kind not in "iu" or quantisation is None or quantisation.scale is None or len(quantisation.scale) != 1:
+    if (
+        array.dtype.kind not in "iu"
+        or quantisation is None
+        or quantisation.scale is None
+        or len(quantisation.scale) != 1
+    ):
         return array
     return (array.astype(np.float32) - np.float32(quantisation.zeroPoint[0])) * np.float32(quantisation.scale[0])
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,7 +15,6 @@ from edgevit.cli.options import PATH, SIZES
 if TYPE_CHECKING:
     from converters.bisect import Bisection
     from converters.verify import Verification
-    from edgevit.sources import Source
 
 
 @click.command("verify")
@@ -56,18 +54,23 @@ def command(
     values too: the module's, traced by torch.export, with those of every node in the file.
     """
     from converters.verify import bisect_at, verify
+    from edgevit.export import image_samples
     from edgevit.sources import load_source
 
     def progress(line: str) -> None:
         click.echo(line, err=as_json)
 
     source = load_source(against, weights=weights, channel_order=channel_order)
-    module, signature, samples = _as_file_takes_it(file, source, progress)
-    result = verify(file, module, signature, samples, sizes=sizes or (), progress=progress)
+    samples = image_samples(source, progress)
+    inside = source.preprocessing
+    result = verify(
+        file, source.module, source.signature, samples, sizes=sizes or (), preprocessing=inside, progress=progress
+    )
     bisection = None
     if bisects:
-        size = _size_to_bisect(result, sizes)
-        bisection = bisect_at(file, module, signature, samples, size)
+        size = result.worst_size
+        progress(f"{file.name}: comparing intermediate values at size {size}")
+        bisection = bisect_at(file, source.module, source.signature, samples, size, preprocessing=inside)
     if as_json:
         click.echo(json.dumps(_as_json(result, bisection), indent=2))
     else:
@@ -76,36 +79,12 @@ def command(
         raise result.failure
 
 
-def _as_file_takes_it(file: Path, source: Source, progress: Callable[[str], None]) -> tuple[Any, Any, Any]:
-    """Module, signature and samples; those of pictures where the file takes pictures rather than their tensors."""
-    from converters.contents import read_contents
-    from converters.run import open_artifact
-    from edgevit.export import image_samples
-
-    samples = image_samples(source, progress)
-    if read_contents(file).artifact_text is None:
-        return source.module, source.signature, samples
-    taken = open_artifact(file).metadata.signature.inputs[0]
-    if not (taken.meaning == "image" and taken.dtype == "uint8"):
-        return source.module, source.signature, samples
-    from converters.picture import PictureInput
-
-    wrapped = PictureInput(source.module, source.preprocessing, source.signature)
-    return wrapped, wrapped.signature, samples
-
-
-def _size_to_bisect(result: Verification, sizes: tuple[Size, ...] | None) -> Size:
-    if result.worst is not None:
-        return Size.parse(result.worst.size)
-    return sizes[0] if sizes else Size(())
-
-
 def _as_json(result: Verification, bisection: Bisection | None) -> dict[str, object]:
     return {
         "path": str(result.path),
         "precision": result.precision,
         "verified": [asdict(item) for item in result.verified],
-        "mapping": result.mapping,
+        "notes": result.notes,
         "failure": None if result.failure is None else str(result.failure),
         "bisection": bisection
         and {
@@ -119,7 +98,7 @@ def _as_json(result: Verification, bisection: Bisection | None) -> dict[str, obj
 def _print(result: Verification, bisection: Bisection | None) -> None:
     from edgevit.cli.tables import print_table
 
-    for line in result.mapping:
+    for line in result.notes:
         click.echo(f"note: {line}")
     if result.verified:
         columns = ("output", "size", "max abs / std", "SNR dB", "cosine", "top-1")
@@ -129,7 +108,7 @@ def _print(result: Verification, bisection: Bisection | None) -> None:
                 item.size,
                 f"{item.max_abs_over_std:.1e}",
                 f"{item.snr_db:.0f}",
-                "" if (cosine := getattr(item, "cosine", None)) is None else f"{cosine:.6f}",
+                f"{item.cosine:.6f}",
                 "" if item.top1_agreement is None else f"{item.top1_agreement:.0%}",
             )
             for item in result.verified
