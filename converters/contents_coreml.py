@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import struct
 from collections.abc import Iterator
@@ -26,12 +27,16 @@ _PARAMETER = re.compile(r"(?:p_|b_)?(?:module_)*(.+?)_(?:weight|bias)(?:_.*)?")
 
 def read(path: Path) -> Contents:
     """Raises EdgeVitError when `path` is no Core ML package with an ML program, or its weights were cut short."""
+    _check_manifest(path)
     spec = _parse(_specification_file(path), path)
     description = spec.description
     described = {item.name: item for item in description.functions} or {MAIN: description}
     weights: dict[object, Weight] = {}
+    default = description.defaultFunctionName or MAIN
+    order = [default, *described, *spec.mlProgram.functions]  # a protobuf map has none
     functions = []
-    for name, item in spec.mlProgram.functions.items():
+    for name in dict.fromkeys(name for name in order if name in spec.mlProgram.functions):
+        item = spec.mlProgram.functions[name]
         block = item.block_specializations.get(item.opset)
         if block is None:
             raise EdgeVitError(f"{path}: a damaged Core ML package: function '{name}' has no block")
@@ -53,6 +58,17 @@ def read(path: Path) -> Contents:
         labels=_labels(spec),
         target=f"specification {version} ({SPECIFICATIONS.get(version, 'newer than iOS 18')})",
     )
+
+
+def _check_manifest(path: Path) -> None:
+    try:
+        items = json.loads((path / "Manifest.json").read_text())["itemInfoEntries"]
+    except FileNotFoundError as error:
+        raise EdgeVitError(f"{path}: not a Core ML package: it has no Manifest.json") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise EdgeVitError(f"{path}: a damaged Core ML package: Manifest.json cannot be read") from error
+    if not items:
+        raise EdgeVitError(f"{path}: a damaged Core ML package: Manifest.json names no files")
 
 
 def _function(name: str, function: Any, block: Any, features: Any) -> Function:

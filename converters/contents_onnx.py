@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 
 from converters.artifact import METADATA_KEY
 from converters.contents import Contents, Function, Node, Shape, Value, Weight
-from converters.errors import EdgeVitError
+from converters.errors import EdgeVitError, first_line
 
 EXTERNAL = onnx.TensorProto.EXTERNAL
 SMALL = 1024  # shape inference needs the values of short constants (shapes, axes), never those of weights
@@ -21,6 +21,13 @@ QUANTISED = {onnx.TensorProto.INT8, onnx.TensorProto.UINT8, onnx.TensorProto.INT
 def read(path: Path) -> Contents:
     """Raises EdgeVitError when `path` is no whole ONNX model. Weight files outside its folder are never opened."""
     model = load(path)
+    try:
+        return _contents(path, model)
+    except (TypeError, ValueError) as error:  # names that are no text come as bytes
+        raise EdgeVitError(f"{path}: a damaged ONNX model ({first_line(error)})") from error
+
+
+def _contents(path: Path, model: Any) -> Contents:
     types = {value.name: _value(value) for value in _declared(infer_shapes(model).graph)}
     tensors = list(_tensors(model))
     files, missing = _weight_files(path, [tensor for tensor in tensors if tensor.data_location == EXTERNAL])
@@ -130,6 +137,8 @@ def _node(node: Any, types: dict[str, Value], constants: dict[str, Value]) -> No
         return constants.get(name) or types.get(name) or Value(name, None, "")
 
     kind = node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}"
+    if isinstance(kind, bytes):
+        raise TypeError("an operation's type is no text")
     outputs = tuple(value(name) for name in node.output if name)
     name = node.name or (node.output[0] if node.output else kind)
     return Node(kind, name, tuple(value(name) for name in node.input if name), outputs, weight_name(node, constants))

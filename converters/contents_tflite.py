@@ -75,13 +75,14 @@ def _function(number: int, graph: Any, signature: Any, values: list[Value], mode
         inputs = [_renamed(values[item.tensorIndex], _text(item.name)) for item in signature.inputs or []]
         outputs = [_renamed(values[item.tensorIndex], _text(item.name)) for item in signature.outputs or []]
     name = _text(signature.signatureKey) if signature is not None else _text(graph.name) or f"subgraph {number}"
-    nodes = []
+    nodes: list[Node] = []
     for operator in graph.operators or []:
         taken, given = ([values[i] for i in _ints(side) if i >= 0] for side in (operator.inputs, operator.outputs))
-        label = given[0].name if given else f"operator {len(nodes)}"
-        nodes.append(
-            Node(op_name(model.operatorCodes[operator.opcodeIndex]), label, tuple(taken), tuple(given), layer_of(label))
-        )
+        kind = op_name(model.operatorCodes[operator.opcodeIndex])
+        path = given[0].name if given else ""
+        # A long path that ends in no module's name says less than the place does.
+        name = path if path and "/" not in path else f"{kind} #{len(nodes)}"
+        nodes.append(Node(kind, name, tuple(taken), tuple(given), layer_of(path)))
     return Function(name, tuple(inputs), tuple(outputs), tuple(nodes))
 
 

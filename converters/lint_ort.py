@@ -1,4 +1,4 @@
-"""ONNX Runtime's own mobile usability checker, in its own words: how NNAPI's and Core ML's providers would cut a file."""
+"""ONNX Runtime's own mobile usability checker, in its words: how the NNAPI and Core ML providers would cut a file."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def _lines(inspection: Inspection) -> Iterator[str]:
         yield f"{function.name}:"
         yield from _ports(function)
         listed = ", ".join(f"{kind} {count}" for kind, count in operations(function).items())
-        yield f"  {_counted(len(function.nodes), 'operation')}: {listed}"
+        yield f"  {_counted(len(function.nodes), 'operation')}: {listed or 'none'}"
     yield ""
     if inspection.artifact is not None:
         yield from _metadata(inspection.artifact)
@@ -100,9 +100,8 @@ def _metadata(meta: Metadata) -> Iterator[str]:
         )
     for item in meta.verified:
         top1 = "" if item.top1_agreement is None else f", top-1 {item.top1_agreement:.0%}"
-        yield (
-            f"  verified at {item.size}: {item.output} error {item.max_abs_over_std:.1e}, SNR {item.snr_db:.0f} dB{top1}"
-        )
+        error = f"error {item.max_abs_over_std:.1e}, SNR {item.snr_db:.0f} dB"
+        yield f"  verified at {item.size}: {item.output} {error}{top1}"
     for note in meta.notes:
         yield f"  note: {note}"
 
