@@ -1,16 +1,19 @@
 """Where a file first computes something else than its module: intermediate values of both, side by side.
 
 The module's torch.export graph is run node by node, and so is the file. Converters rename, reorder, transpose and
-fuse, so a node's output is looked for among all of the file's values by its sorted numbers: those are the same in
-every layout. A node that was fused away has no counterpart, which is no fault as long as something computed from it
-has one. The culprit is the first node without a counterpart from which nothing with a counterpart follows.
+fuse, so a node's output is looked for among all of the file's values: in every order of the axes that gives its
+shape, else by its sorted numbers, which are the same in every layout. A node that was fused away has no counterpart,
+which is no fault as long as something computed from it has one. The culprit is the first node without a counterpart
+from which nothing with a counterpart follows.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,11 +27,16 @@ from converters.intermediates import Intermediate, intermediates
 from converters.signature import Signature
 from converters.wrap import Named
 
-# A counterpart's sorted numbers differ by at most this share of the tensor's std, plus this share of each number
-# (fp16 rounds large numbers in proportion to themselves).
+# A counterpart's numbers differ by at most this share of the tensor's std, plus this share of each number (fp16 rounds
+# large numbers in proportion to themselves).
 TOLERANCES = {"fp32": (1e-4, 1e-6), "fp16": (2e-2, 4e-3)}
 SMALLEST = 4  # with fewer elements a tensor is matched by chance
-SAMPLES = 1 << 16  # of a larger tensor's sorted numbers, so many are kept
+SAMPLES = 1 << 16  # of a larger tensor, so many numbers are kept
+MAX_RANK = 5  # a tensor of higher rank is compared by its sorted numbers only
+# Where a value has the right shape and other numbers at every place, sorted ones agree easily: then they must agree
+# this much more closely. They do when only the layout differs.
+SORTED_SHARE = 0.1
+TAKES_PART = {"chunk", "getitem", "index", "narrow", "select", "slice", "split", "split_with_sizes", "unbind"}
 TORCH_FOLDER = Path(torch.__file__).parent
 SAME, FUSED, DIFFERS, FOLLOWS, SKIPPED = "same", "fused", "differs", "follows from it", "not compared"
 
@@ -79,24 +87,95 @@ def bisect(
     these differ. Raises EdgeVitError when torch.export cannot trace the module or the file cannot be run node by node.
     """
     nodes = _torch_values(module, signature, inputs)
-    found = _Values(
-        intermediates(path, file_inputs or inputs, entry_point), TOLERANCES.get(precision, TOLERANCES["fp16"])
-    )
-    return _judge(nodes, found)
+    values = intermediates(path, file_inputs or inputs, entry_point)
+    _find_counterparts(nodes, values, TOLERANCES.get(precision, TOLERANCES["fp16"]))
+    return _judge(nodes)
 
 
 @dataclass
 class _TorchNode:
-    """A node of the exported graph, its sorted output (None where that is no floating-point tensor), its readers."""
+    """A node of the exported graph: what is kept of its output, who reads it, and the closest value in the file."""
 
-    name: str
     module: str
     op: str
     shape: tuple[int, ...]
     source: str
-    values: np.ndarray | None
     readers: list[str]
-    is_output: bool = False
+    is_output: bool
+    numbers: _Numbers | None  # None where the output is no floating-point tensor
+    error: float | None = None
+    counterpart: str = ""
+    same: bool = False
+
+    @property
+    def comparable(self) -> bool:
+        """Not a constant, nor so small that it would be matched by chance; an output always."""
+        if self.numbers is None or not self.numbers.count:
+            return False
+        return self.is_output or (self.numbers.count >= SMALLEST and self.numbers.std > 0)
+
+
+@dataclass(frozen=True)
+class _Numbers:
+    """An even sample of a tensor's numbers: sorted, and by their places."""
+
+    shape: tuple[int, ...]
+    sorted: np.ndarray
+    placed: np.ndarray
+
+    @classmethod
+    def of(cls, array: np.ndarray) -> _Numbers:
+        values = array.astype(np.float32)
+        return cls(
+            array.shape, np.sort(values, axis=None)[_places(array.size)], values.reshape(-1)[_places(array.size)]
+        )
+
+    @property
+    def count(self) -> int:
+        return int(np.prod(self.shape))
+
+    @functools.cached_property
+    def std(self) -> float:
+        """Of the finite numbers; of a single one, its size."""
+        finite = self.sorted[np.isfinite(self.sorted)]
+        return float(finite.std()) if finite.size > 1 else float(np.abs(finite).sum())
+
+    def compare(self, other: _Numbers, array: np.ndarray, tolerance: tuple[float, float]) -> tuple[float, bool]:
+        """Error in shares of the std, and whether `array`, of which `other` was taken, holds the same numbers."""
+        error, same = self._compared(self.sorted, other.sorted, tolerance)
+        if not same:
+            return error, False
+        arrangements = list(_arrangements(array, self.shape))
+        for arranged in arrangements:
+            placed_error, placed_same = self._compared(self.placed, arranged, tolerance)
+            if placed_same:
+                return placed_error, True
+        if not arrangements:
+            return error, True
+        return error, self._compared(self.sorted, other.sorted, (tolerance[0] * SORTED_SHARE, tolerance[1]))[1]
+
+    def _compared(self, mine: np.ndarray, other: np.ndarray, tolerance: tuple[float, float]) -> tuple[float, bool]:
+        with np.errstate(invalid="ignore"):
+            difference = np.where(mine == other, 0.0, np.abs(mine - other))  # equal infinities are no difference
+            allowed = tolerance[0] * self.std + tolerance[1] * np.abs(mine)
+            # Never the same where one of them is not a number.
+            return float(difference.max()) / max(self.std, 1e-30), bool((difference <= allowed).all())
+
+
+def _places(count: int) -> np.ndarray:
+    return np.linspace(0, count - 1, min(count, SAMPLES)).astype(np.int64)
+
+
+def _arrangements(array: np.ndarray, shape: tuple[int, ...]) -> Iterator[np.ndarray]:
+    """The sampled numbers of `array` in each order of its axes that gives `shape`; axes of length 1 do not matter."""
+    wanted = tuple(length for length in shape if length > 1)
+    squeezed = array.squeeze()
+    if sorted(wanted) != sorted(squeezed.shape) or len(wanted) > MAX_RANK:
+        return
+    places = np.unravel_index(_places(array.size), wanted) if wanted else ()
+    for order in itertools.permutations(range(len(wanted))):
+        if tuple(squeezed.shape[axis] for axis in order) == wanted:
+            yield np.atleast_1d(squeezed.transpose(order)[places]).astype(np.float32)
 
 
 def _torch_values(module: nn.Module, signature: Signature, inputs: Mapping[str, np.ndarray]) -> dict[str, _TorchNode]:
@@ -113,7 +192,7 @@ def _torch_values(module: nn.Module, signature: Signature, inputs: Mapping[str, 
 
 
 class _Recorder(torch.fx.Interpreter):
-    """Keeps every call's output as its sorted numbers, at the time of the call: a later one may write into it."""
+    """Keeps every call's numbers at the time of the call: a later one may write into them."""
 
     def __init__(self, module: torch.fx.GraphModule) -> None:
         super().__init__(module)
@@ -124,96 +203,67 @@ class _Recorder(torch.fx.Interpreter):
         if n.op == "call_function" and not n.name.startswith("_guards"):
             is_tensor = isinstance(result, torch.Tensor)
             self.recorded[n.name] = _TorchNode(
-                name=n.name,
                 module=_module_path(n),
                 op=_op_name(n),
                 shape=tuple(result.shape) if is_tensor else (),
                 source=_source_line(n.meta.get("stack_trace") or ""),
-                values=_sorted(result.numpy()) if is_tensor and result.is_floating_point() else None,
                 readers=[user.name for user in n.users],
                 is_output=any(user.op == "output" for user in n.users),
+                numbers=_Numbers.of(result.numpy()) if is_tensor and result.is_floating_point() else None,
             )
         return result
 
 
-class _Values:
-    """The file's values by number of elements, and the closest of them to a given one."""
-
-    def __init__(self, values: Iterable[Intermediate], tolerance: tuple[float, float]) -> None:
-        self.tolerance = tolerance
-        self._by_count: dict[int, list[tuple[str, np.ndarray]]] = defaultdict(list)
-        for name, _, array in values:
-            if array.dtype.kind == "f":
-                self._by_count[array.size].append((name, _sorted(array)))
-
-    def closest(self, values: np.ndarray, count: int) -> tuple[float | None, str, bool]:
-        """Error in shares of the std, name, and whether that is a counterpart."""
-        best: tuple[float | None, str, bool] = (None, "", False)
-        share_of_std, share_of_value = self.tolerance
-        finite = values[np.isfinite(values)]
-        std = float(finite.std()) if finite.size > 1 else float(np.abs(finite).sum())
-        for name, candidate in self._by_count.get(count, []):
-            with np.errstate(invalid="ignore"):
-                difference = np.where(candidate == values, 0.0, np.abs(candidate - values))
-            error = float(difference.max()) / max(std, 1e-30)
-            allowed = share_of_std * std + share_of_value * np.abs(values)
-            same = bool((difference <= allowed).all())  # never, where one of them is not a number
-            if same or best[0] is None or (not best[2] and error < best[0]):
-                best = (error, name, same)
-            if same:
-                break
-        return best
-
-
-def _judge(nodes: dict[str, _TorchNode], found: _Values) -> Bisection:
-    closest: dict[str, tuple[float | None, str, bool]] = {}
+def _find_counterparts(
+    nodes: dict[str, _TorchNode], values: Iterable[Intermediate], tolerance: tuple[float, float]
+) -> None:
+    """Gives each node the first of the file's values that holds its numbers, else the closest one's error."""
+    by_count: dict[int, list[_TorchNode]] = defaultdict(list)
     for node in nodes.values():
-        closest[node.name] = (None, "", False)
-        if _comparable(node):
-            assert node.values is not None
-            closest[node.name] = found.closest(node.values, int(np.prod(node.shape)))
-    wrong_outputs = [
-        node.name for node in nodes.values() if node.is_output and _comparable(node) and not closest[node.name][2]
-    ]
+        if node.comparable and node.numbers:
+            by_count[node.numbers.count].append(node)
+    for name, _, array in values:
+        waiting = [node for node in by_count.get(array.size, []) if not node.same] if array.dtype.kind == "f" else []
+        if not waiting:
+            continue
+        numbers = _Numbers.of(array)
+        for node in waiting:
+            assert node.numbers is not None
+            error, same = node.numbers.compare(numbers, array, tolerance)
+            if same or node.error is None or error < node.error:
+                node.error, node.counterpart, node.same = error, name, same
+
+
+def _judge(nodes: dict[str, _TorchNode]) -> Bisection:
     # From the last node to the first: does a counterpart follow from it, and does it lead to a wrong output?
     good: dict[str, bool] = {}
     leads: dict[str, bool] = {}
     for name, node in reversed(nodes.items()):
         readers = [reader for reader in node.readers if reader in nodes]
-        good[name] = closest[name][2] or any(good[reader] for reader in readers)
-        leads[name] = name in wrong_outputs or any(leads[reader] for reader in readers)
-    culprit = next((n for n in nodes if leads[n] and not good[n] and _comparable(nodes[n])), None)
-    steps = {name: _step(node, closest[name], good[name], leads[name], name == culprit) for name, node in nodes.items()}
+        # A part that is right does not make the whole right: all parts that are read must be.
+        parts = [reader for reader in readers if nodes[reader].op in TAKES_PART]
+        whole = [reader for reader in readers if nodes[reader].op not in TAKES_PART]
+        good[name] = (
+            node.same
+            or any(good[reader] for reader in whole)
+            or (bool(parts) and all(good[reader] for reader in parts))
+        )
+        wrong_output = node.is_output and node.comparable and not node.same
+        leads[name] = wrong_output or any(leads[reader] for reader in readers)
+    culprit = next((name for name in nodes if leads[name] and not good[name] and nodes[name].comparable), None)
+    steps = {}
+    for name, node in nodes.items():
+        if not node.comparable:
+            verdict = SKIPPED
+        elif node.same:
+            verdict = SAME
+        elif name == culprit:
+            verdict = DIFFERS
+        else:
+            verdict = FOLLOWS if leads[name] and not good[name] else FUSED
+        counterpart = node.counterpart if node.same else ""
+        steps[name] = Step(node.module, node.op, node.shape, node.source, verdict, node.error, counterpart)
     return Bisection(tuple(steps.values()), steps[culprit] if culprit else None)
-
-
-def _step(node: _TorchNode, closest: tuple[float | None, str, bool], good: bool, leads: bool, is_culprit: bool) -> Step:
-    error, counterpart, same = closest
-    if not _comparable(node):
-        verdict = SKIPPED
-    elif same:
-        verdict = SAME
-    elif is_culprit:
-        verdict = DIFFERS
-    else:
-        verdict = FUSED if good or not leads else FOLLOWS
-    return Step(node.module, node.op, node.shape, node.source, verdict, error, counterpart if same else "")
-
-
-def _comparable(node: _TorchNode) -> bool:
-    """Not a constant one, nor one so small that it would be matched by chance; an output always."""
-    values = node.values
-    if values is None or values.size == 0:
-        return False
-    return node.is_output or (values.size >= SMALLEST and bool(values[0] != values[-1]))
-
-
-def _sorted(array: np.ndarray) -> np.ndarray:
-    """The numbers in order as float32; of a large tensor an even sample, with both ends."""
-    values = np.sort(array.astype(np.float32), axis=None)
-    if values.size <= SAMPLES:
-        return values
-    return values[np.linspace(0, values.size - 1, SAMPLES).astype(np.int64)]
 
 
 def _module_path(node: torch.fx.Node) -> str:

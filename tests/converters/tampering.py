@@ -1,0 +1,74 @@
+"""Files that were exported well and then changed in one layer: what verify and bisect must find."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from converters import tflite
+from converters.contents_coreml import BLOB_HEADER, _operations
+from converters.coreml import _parse, _specification_file
+
+
+def tamper_onnx(path: Path, out: Path, initializer: str, factor: float = 1.2) -> Path:
+    """A copy in which one initializer's first row (output channel) is multiplied."""
+    model = onnx.load(path)
+    tensor = next(item for item in model.graph.initializer if item.name == initializer)
+    array = numpy_helper.to_array(tensor).copy()
+    array[0] *= factor
+    tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+    onnx.save(model, out)
+    return out
+
+
+def replace_onnx_op(path: Path, out: Path, old: str, new: str) -> Path:
+    """A copy in which the first node of type `old` is of type `new`."""
+    model = onnx.load(path)
+    next(node for node in model.graph.node if node.op_type == old).op_type = new
+    onnx.save(model, out)
+    return out
+
+
+def tamper_tflite(path: Path, out: Path, layer: str, shape: tuple[int, ...], factor: float = 1.2) -> Path:
+    """A copy in which the first row of the weight of that shape, in the tensor named after `layer`, is multiplied."""
+    model = tflite._unpack(path)
+    tensor = next(
+        item
+        for graph in model.subgraphs
+        for item in graph.tensors
+        if layer in item.name.decode() and tuple(item.shape) == shape and model.buffers[item.buffer].data is not None
+    )
+    buffer = model.buffers[tensor.buffer]
+    array = np.frombuffer(bytes(buffer.data), np.float32).copy().reshape(shape)
+    array[0] *= factor
+    buffer.data = np.frombuffer(array.tobytes(), np.uint8)
+    builder = tflite._AlignedBuilder(path.stat().st_size)
+    builder.Finish(model.Pack(builder), file_identifier=tflite.IDENTIFIER)
+    out.write_bytes(builder.Output())
+    return out
+
+
+def tamper_coreml(path: Path, out: Path, constant: str, factor: float = 1.2) -> Path:
+    """A copy in which the fp16 or fp32 constant of that name, in the weight file, is multiplied."""
+    shutil.copytree(path, out)
+    spec = _parse(_specification_file(out), out)
+    blob = next(
+        operation.attributes["val"]
+        for function in spec.mlProgram.functions.values()
+        for block in function.block_specializations.values()
+        for operation in _operations(block)
+        if operation.type == "const" and operation.outputs[0].name == constant
+    )
+    file = out / "Data" / "com.apple.CoreML" / "weights" / "weight.bin"
+    content = bytearray(file.read_bytes())
+    offset = blob.blobFileValue.offset
+    _, _, length, start = BLOB_HEADER.unpack(content[offset : offset + BLOB_HEADER.size])
+    dtype = np.float16 if "fp16" in constant else np.float32
+    array = np.frombuffer(content[start : start + length], dtype)
+    content[start : start + length] = (array * dtype(factor)).astype(dtype).tobytes()
+    file.write_bytes(content)
+    return out
