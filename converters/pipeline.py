@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import shutil
 import time
@@ -76,19 +77,17 @@ def export(
         raise EdgeVitError("input image: the preprocessing is not known, so it cannot be put inside")
     batch = batch if signature.batched else 1
     proof = proofs(source, sizes, sample_inputs, batch)
-    options = {
-        "static": static,
-        "picture": input == "image",
-        "default": preprocessing.size if preprocessing else "",
-    }
-    work = [(form, list(plans(name, form, sizes, precision, batch, target, **options))) for form in formats]
-    if any(len(plan.sizes) > 1 for form, files in work if form == "onnx" for plan in files):
+    files = functools.partial(
+        plans, name, static=static, picture=input == "image", default=preprocessing.size if preprocessing else ""
+    )
+    work = [(form, list(files(form, sizes, precision, batch, target))) for form in formats]
+    if any(len(plan.sizes) > 1 for form, planned in work if form == "onnx" for plan in planned):
         proof |= unlisted_proofs(source, sizes, sample_inputs, batch, progress)
     flops, parameters = _cost(source, sizes, proof)
     artifacts = []
-    for form, files in work:
+    for form, planned in work:
         converted = _prepared(source, form, proof[min(sizes, key=_area)], rewrites)
-        for plan in files:
+        for plan in planned:
             metadata = Metadata(
                 model=name,
                 format=form,

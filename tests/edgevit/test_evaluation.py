@@ -50,14 +50,17 @@ def regression(digits):
     return nn.Sequential(nn.Flatten(), linear).eval(), fitted.score(pixels(digits), digits.labels)
 
 
-@pytest.fixture(scope="module")
-def artifact(regression, digits, tmp_path_factory):
-    """The regression as an ONNX file."""
-
+def samples_of(digits):
     def sample_inputs(size, n):
         transform = evaluation_transform(PREPROCESSING, size)
         return {"image": np.stack([transform(digits.image(i)).numpy() for i in range(n)])}
 
+    return sample_inputs
+
+
+@pytest.fixture(scope="module")
+def artifact(regression, digits, tmp_path_factory):
+    """The regression as an ONNX file."""
     [artifact] = converters.export(
         regression[0],
         Signature.image_classifier(10, multiple_of=8),
@@ -65,7 +68,7 @@ def artifact(regression, digits, tmp_path_factory):
         out=tmp_path_factory.mktemp("exports"),
         formats=("onnx",),
         sizes=(SIZE,),
-        sample_inputs=sample_inputs,
+        sample_inputs=samples_of(digits),
         preprocessing=PREPROCESSING,
         labels=digits.classes,
     )
@@ -145,6 +148,23 @@ def test_an_artifacts_accuracy_is_its_modules(regression, artifact, digits, limi
     metric = evaluate_artifact(artifact, digits, SIZE, limit)
     assert metric == evaluate_module(module, digits, SIZE, PREPROCESSING, limit)
     assert metric == evaluate_artifact(artifact.path, digits, SIZE, limit)
+
+
+def test_a_file_that_takes_pictures_is_given_pictures(regression, artifact, digits, tmp_path):
+    module, _ = regression
+    [takes_pictures] = converters.export(
+        module,
+        artifact.metadata.signature,
+        name="regression",
+        out=tmp_path,
+        formats=["onnx"],
+        sizes=[SIZE],
+        input="image",
+        sample_inputs=samples_of(digits),
+        preprocessing=PREPROCESSING,
+    )
+    metric = evaluate_artifact(takes_pictures, digits, SIZE, 70)
+    assert metric == evaluate_module(module, digits, SIZE, PREPROCESSING, 70)
 
 
 @pytest.mark.parametrize("batch", [1, 4])
