@@ -22,9 +22,21 @@ def read(path: Path) -> Contents:
     """Raises EdgeVitError when `path` is no whole ONNX model. Weight files outside its folder are never opened."""
     model = load(path)
     try:
+        _check_text(model)
         return _contents(path, model)
     except (TypeError, ValueError) as error:  # names that are no text come as bytes
         raise EdgeVitError(f"{path}: a damaged ONNX model ({first_line(error)})") from error
+
+
+def _check_text(model: Any) -> None:
+    """Raises TypeError for a name that is no UTF-8: protobuf gives it as bytes."""
+    names = [value for item in model.metadata_props for value in (item.key, item.value)]
+    for node in _nodes(model):
+        names += (node.op_type, node.domain, node.name, *node.input, *node.output)
+    for item in (*_tensors(model), *_declared(model.graph)):
+        names.append(item.name)
+    if not all(isinstance(name, str) for name in (*names, model.graph.name, model.producer_name)):
+        raise TypeError("a name in it is no text")
 
 
 def _contents(path: Path, model: Any) -> Contents:
@@ -137,8 +149,6 @@ def _node(node: Any, types: dict[str, Value], constants: dict[str, Value]) -> No
         return constants.get(name) or types.get(name) or Value(name, None, "")
 
     kind = node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}"
-    if isinstance(kind, bytes):
-        raise TypeError("an operation's type is no text")
     outputs = tuple(value(name) for name in node.output if name)
     name = node.name or (node.output[0] if node.output else kind)
     return Node(kind, name, tuple(value(name) for name in node.input if name), outputs, weight_name(node, constants))

@@ -11,7 +11,7 @@ from ai_edge_litert import schema_py_generated as schema
 
 from converters.contents import Contents, Function, Node, Shape, Value, Weight
 from converters.errors import EdgeVitError
-from converters.tflite import METADATA_NAME, _text, _unpack
+from converters.tflite import METADATA_NAME, _unpack
 
 
 def _names(enum: type) -> dict[int, str]:
@@ -26,11 +26,21 @@ _SEGMENT = re.compile(r"(?:.*\.)?_?[^_]+_(.+)")
 
 def read(path: Path) -> Contents:
     """Raises EdgeVitError when `path` is no whole TFLite model."""
-    model = _unpack(path)
+    model = load(path)
     try:
         return _contents(path, model)
     except (IndexError, TypeError, AttributeError, ValueError) as error:
         raise EdgeVitError(f"{path}: a damaged TFLite model, or one that was cut short") from error
+
+
+def load(path: Path) -> Any:
+    """Every table of the file as objects. Raises EdgeVitError when it is no whole TFLite model."""
+    return _unpack(path)
+
+
+def text(value: bytes | str | None) -> str:
+    """A string of the flatbuffer, which its objects hold as bytes."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else value or ""
 
 
 def _contents(path: Path, model: Any) -> Contents:
@@ -43,12 +53,12 @@ def _contents(path: Path, model: Any) -> Contents:
         _function(number, graph, signatures.get(number), values[number], model)
         for number, graph in enumerate(subgraphs)
     )
-    entries = {_text(item.name): item.buffer for item in model.metadata or []}
+    entries = {text(item.name): item.buffer for item in model.metadata or []}
     own = entries.pop(METADATA_NAME, None)
     return Contents(
         path=path,
         format="tflite",
-        producer=_text(model.description),
+        producer=text(model.description),
         functions=functions,
         weights=_weights(model),
         files=(path,),
@@ -59,10 +69,10 @@ def _contents(path: Path, model: Any) -> Contents:
 
 
 def layer_of(name: str) -> str:
-    """`converters.wrap.Named/….Small_module/torch.nn.modules.conv.Conv2d_stem;2` → `stem`; "" for other names."""
-    path = name.split(";")[0]
+    """`….Named/….Small_module/….Conv2d_stem;2` or, as this project shortens it, `stem;2` → `stem`; "" for others."""
+    path, numbered, _ = name.partition(";")
     if "/" not in path:
-        return ""
+        return path if numbered else ""
     parts = [match[1] for part in path.split("/") if (match := _SEGMENT.fullmatch(part))]
     while parts and parts[0] == "module":
         parts = parts[1:]
@@ -72,17 +82,19 @@ def layer_of(name: str) -> str:
 def _function(number: int, graph: Any, signature: Any, values: list[Value], model: Any) -> Function:
     inputs, outputs = ([values[index] for index in side] for side in (_ints(graph.inputs), _ints(graph.outputs)))
     if signature is not None:
-        inputs = [_renamed(values[item.tensorIndex], _text(item.name)) for item in signature.inputs or []]
-        outputs = [_renamed(values[item.tensorIndex], _text(item.name)) for item in signature.outputs or []]
-    name = _text(signature.signatureKey) if signature is not None else _text(graph.name) or f"subgraph {number}"
+        inputs = [_renamed(values[item.tensorIndex], text(item.name)) for item in signature.inputs or []]
+        outputs = [_renamed(values[item.tensorIndex], text(item.name)) for item in signature.outputs or []]
+    name = text(signature.signatureKey) if signature is not None else text(graph.name) or f"subgraph {number}"
     nodes: list[Node] = []
     for operator in graph.operators or []:
         taken, given = ([values[i] for i in _ints(side) if i >= 0] for side in (operator.inputs, operator.outputs))
         kind = op_name(model.operatorCodes[operator.opcodeIndex])
         path = given[0].name if given else ""
         # A long path that ends in no module's name says less than the place does.
-        name = path if path and "/" not in path else f"{kind} #{len(nodes)}"
-        nodes.append(Node(kind, name, tuple(taken), tuple(given), layer_of(path)))
+        label = path if path and "/" not in path else f"{kind} #{len(nodes)}"
+        # The last layer's output has the signature's name; its weights still have the module's.
+        named = (layer_of(tensor) for tensor in (path, *(value.name for value in taken if value.constant)))
+        nodes.append(Node(kind, label, tuple(taken), tuple(given), next(filter(None, named), "")))
     return Function(name, tuple(inputs), tuple(outputs), tuple(nodes))
 
 
@@ -93,16 +105,14 @@ def _renamed(value: Value, name: str) -> Value:
 def op_name(code: Any) -> str:
     number = max(code.builtinCode, code.deprecatedBuiltinCode)  # old files have only the one byte
     name = OPS.get(number, f"operator {number}")
-    return f"CUSTOM {_text(code.customCode)}" if name == "CUSTOM" else name
+    return f"CUSTOM {text(code.customCode)}" if name == "CUSTOM" else name
 
 
 def _value(tensor: Any, model: Any) -> Value:
     shape: Shape = tuple(_ints(tensor.shape))
     if tensor.shapeSignature is not None:
         shape = tuple(None if length < 0 else length for length in _ints(tensor.shapeSignature))
-    return Value(
-        _text(tensor.name), shape, DTYPES.get(tensor.type, "?"), constant=_stored(model.buffers[tensor.buffer])
-    )
+    return Value(text(tensor.name), shape, DTYPES.get(tensor.type, "?"), constant=_stored(model.buffers[tensor.buffer]))
 
 
 def _stored(buffer: Any) -> bool:
@@ -117,7 +127,7 @@ def _weights(model: Any) -> tuple[Weight, ...]:
                 tensors.setdefault(tensor.buffer, tensor)
     return tuple(
         Weight(
-            _text(tensor.name),
+            text(tensor.name),
             DTYPES.get(tensor.type, "?"),
             int(np.prod(_ints(tensor.shape), dtype=np.int64)),
             _compression(tensor),
@@ -138,8 +148,8 @@ def _compression(tensor: Any) -> str:
 
 def _metadata_text(data: Any) -> str:
     raw = b"" if data is None else bytes(data)
-    text = raw.rstrip(b"\0").decode(errors="replace")
-    return text if text.isprintable() else f"{len(raw)} bytes"
+    written = raw.rstrip(b"\0").decode(errors="replace")
+    return written if written.isprintable() else f"{len(raw)} bytes"
 
 
 def _ints(values: Any) -> list[int]:

@@ -51,12 +51,11 @@ def _onnx(path: Path, inputs: dict[str, np.ndarray], _: str | None) -> Iterator[
 def _tflite(path: Path, inputs: dict[str, np.ndarray], entry_point: str | None) -> Iterator[Intermediate]:
     from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
-    from converters.contents_tflite import op_name
+    from converters.contents_tflite import load, op_name, text
     from converters.quiet import quiet
-    from converters.tflite import _unpack
 
-    model = _unpack(path)
-    signatures = {item.signatureKey.decode(): item.subgraphIndex for item in model.signatureDefs or []}
+    model = load(path)
+    signatures = {text(item.signatureKey): item.subgraphIndex for item in model.signatureDefs or []}
     key = entry_point if entry_point in signatures else next(iter(signatures), "")
     try:
         with quiet():
@@ -75,7 +74,7 @@ def _tflite(path: Path, inputs: dict[str, np.ndarray], entry_point: str | None) 
         for index in operator.outputs:
             array = interpreter.get_tensor(int(index), signatures[key])
             tensor = subgraph.tensors[index]
-            yield tensor.name.decode(), op_name(model.operatorCodes[operator.opcodeIndex]), _dequantised(array, tensor)
+            yield text(tensor.name), op_name(model.operatorCodes[operator.opcodeIndex]), _dequantised(array, tensor)
 
 
 def _dequantised(array: np.ndarray, tensor: Any) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +16,8 @@ from edgevit.cli.options import PATH, SIZES
 if TYPE_CHECKING:
     from converters.bisect import Bisection
     from converters.verify import Verification
+
+ROWS_BEFORE, ROWS_AFTER = 8, 3
 
 
 @click.command("verify")
@@ -115,7 +118,24 @@ def _print(result: Verification, bisection: Bisection | None) -> None:
         ]
         print_table(columns, rows)
     if bisection is not None:
-        columns = ("module", "op", "shape", "source", "error", "verdict")
+        _print_bisection(bisection)
+        if bisection.culprit is None and result.failure is not None:
+            click.echo(
+                "the fault lies in optimised kernels, in how outputs are wired, or in other examples than the first"
+            )
+    if result.failure is None:
+        click.echo(f"{result.path}: agrees with the module ({result.precision})")
+
+
+def _print_bisection(bisection: Bisection) -> None:
+    """The nodes around the culprit; all of them would be hundreds of rows, and --json has them."""
+    from edgevit.cli.tables import print_table
+
+    steps = bisection.steps
+    if bisection.culprit is not None:
+        place = steps.index(bisection.culprit)
+        shown = steps[max(0, place - ROWS_BEFORE) : place + ROWS_AFTER + 1]
+        columns = ("module", "op", "shape", "source", "error / std", "verdict")
         rows = [
             (
                 step.module or "(outermost)",
@@ -125,9 +145,9 @@ def _print(result: Verification, bisection: Bisection | None) -> None:
                 "" if step.error is None else f"{step.error:.1e}",
                 step.verdict,
             )
-            for step in bisection.steps
+            for step in shown
         ]
         print_table(columns, rows)
-        click.echo(bisection.sentence)
-    if result.failure is None:
-        click.echo(f"{result.path}: agrees with the module ({result.precision})")
+    counts = Counter(step.verdict for step in steps)
+    click.echo(f"of {len(steps)} operations: " + ", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
+    click.echo(bisection.sentence)

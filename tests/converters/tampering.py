@@ -9,8 +9,8 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from converters import tflite
 from converters.contents_coreml import BLOB_HEADER, _operations
+from converters.contents_tflite import load, text
 from converters.coreml import _parse, _specification_file
 
 
@@ -35,20 +35,18 @@ def replace_onnx_op(path: Path, out: Path, old: str, new: str) -> Path:
 
 def tamper_tflite(path: Path, out: Path, layer: str, shape: tuple[int, ...], factor: float = 1.2) -> Path:
     """A copy in which the first row of the weight of that shape, in the tensor named after `layer`, is multiplied."""
-    model = tflite._unpack(path)
-    tensor = next(
-        item
+    model = load(path)
+    stored = next(
+        bytes(model.buffers[tensor.buffer].data)
         for graph in model.subgraphs
-        for item in graph.tensors
-        if layer in item.name.decode() and tuple(item.shape) == shape and model.buffers[item.buffer].data is not None
+        for tensor in graph.tensors
+        if layer in text(tensor.name) and tuple(tensor.shape) == shape and model.buffers[tensor.buffer].data is not None
     )
-    buffer = model.buffers[tensor.buffer]
-    array = np.frombuffer(bytes(buffer.data), np.float32).copy().reshape(shape)
+    array = np.frombuffer(stored, np.float32).copy().reshape(shape)
     array[0] *= factor
-    buffer.data = np.frombuffer(array.tobytes(), np.uint8)
-    builder = tflite._AlignedBuilder(path.stat().st_size)
-    builder.Finish(model.Pack(builder), file_identifier=tflite.IDENTIFIER)
-    out.write_bytes(builder.Output())
+    content = path.read_bytes()
+    assert content.count(stored) == 1
+    out.write_bytes(content.replace(stored, array.tobytes()))
     return out
 
 

@@ -66,9 +66,9 @@ def test_a_replaced_op_in_onnx(paths, small, tmp_path):
 @pytest.mark.parametrize(
     ("layer", "shape", "module"),
     [
-        ("Conv2d_depthwise", (1, 3, 3, 16), "depthwise"),
-        ("Linear_qkv", (48, 16), "qkv"),
-        ("Linear_head", (7, 16), "head"),
+        ("depthwise", (1, 3, 3, 16), "depthwise"),
+        ("qkv", (48, 16), "qkv"),
+        ("head", (7, 16), "head"),
     ],
 )
 def test_a_changed_weight_in_tflite(layer, shape, module, paths, small, tmp_path):
