@@ -25,6 +25,18 @@ def tamper_onnx(path: Path, out: Path, initializer: str, factor: float = 1.2) ->
     return out
 
 
+def swap_onnx_channels(path: Path, out: Path, layer: str) -> Path:
+    """A copy in which the first two output channels of a layer have changed places."""
+    model = onnx.load(path)
+    for tensor in model.graph.initializer:
+        if tensor.name in (f"{layer}.weight", f"{layer}.bias"):
+            array = numpy_helper.to_array(tensor).copy()
+            array[[0, 1]] = array[[1, 0]]
+            tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+    onnx.save(model, out)
+    return out
+
+
 def replace_onnx_op(path: Path, out: Path, old: str, new: str) -> Path:
     """A copy in which the first node of type `old` is of type `new`."""
     model = onnx.load(path)

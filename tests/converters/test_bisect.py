@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from export_models import lively_small, pictures
-from tampering import replace_onnx_op, tamper_coreml, tamper_onnx, tamper_tflite
+from tampering import replace_onnx_op, swap_onnx_channels, tamper_coreml, tamper_onnx, tamper_tflite
 from torch import nn
 
 from converters.bisect import DIFFERS, FOLLOWS, FUSED, SAME, bisect
@@ -54,6 +54,12 @@ def test_a_changed_weight_in_onnx(initializer, module, paths, small, tmp_path):
     assert verdicts.count(DIFFERS) == 1
     assert verdicts[-1] in (DIFFERS, FOLLOWS)
     assert all(verdict in (SAME, FUSED, "not compared") for verdict in verdicts[: verdicts.index(DIFFERS)])
+
+
+def test_channels_in_another_order_are_a_difference(paths, small, tmp_path):
+    """The same numbers at other places: what their sorted ones alone could not tell."""
+    path = swap_onnx_channels(paths["onnx"], tmp_path / "x.onnx", "module.stem")
+    assert found(path, small).culprit.module == "stem"
 
 
 def test_a_replaced_op_in_onnx(paths, small, tmp_path):
