@@ -22,7 +22,7 @@ with quiet():
 BLOB_HEADER, BLOB_SENTINEL = struct.Struct("<IIQQ"), 0xDEADBEEF
 SPECIFICATIONS = {6: "iOS 15", 7: "iOS 16", 8: "iOS 17", 9: "iOS 18"}
 # `p_module_stem_weight_to_fp16`: how coremltools writes the name of a parameter; dots are lost.
-_PARAMETER = re.compile(r"(?:p_|b_)?(?:module_)*(.+?)_(?:weight|bias)(?:_.*)?")
+_PARAMETER = re.compile(r"(?:p_|b_)?(?:(?:named|module)_)*(.+?)_(?:weight|bias)(?:_.*)?")
 
 
 def read(path: Path) -> Contents:

@@ -63,7 +63,7 @@ def tamper_tflite(path: Path, out: Path, layer: str, shape: tuple[int, ...], fac
 
 
 def tamper_coreml(path: Path, out: Path, constant: str, factor: float = 1.2) -> Path:
-    """A copy in which the fp16 or fp32 constant of that name, in the weight file, is multiplied."""
+    """A copy in which the constant whose name ends so, in the weight file, is multiplied."""
     shutil.copytree(path, out)
     spec = _parse(_specification_file(out), out)
     blob = next(
@@ -71,7 +71,7 @@ def tamper_coreml(path: Path, out: Path, constant: str, factor: float = 1.2) -> 
         for function in spec.mlProgram.functions.values()
         for block in function.block_specializations.values()
         for operation in _operations(block)
-        if operation.type == "const" and operation.outputs[0].name == constant
+        if operation.type == "const" and operation.outputs[0].name.endswith(constant)
     )
     file = out / "Data" / "com.apple.CoreML" / "weights" / "weight.bin"
     content = bytearray(file.read_bytes())

@@ -88,7 +88,7 @@ def test_a_changed_weight_in_tflite(layer, shape, module, paths, small, tmp_path
 
 @pytest.mark.parametrize(
     ("constant", "module"),
-    [("p_module_stem_weight_to_fp16", "stem"), ("p_module_qkv_weight_to_fp16", "qkv")],
+    [("module_stem_weight_to_fp16", "stem"), ("module_qkv_weight_to_fp16", "qkv")],
 )
 def test_a_changed_weight_in_coreml(constant, module, paths, small, tmp_path):
     result = found(tamper_coreml(paths["coreml"], tmp_path / "x.mlpackage", constant), small, "fp16")

@@ -54,7 +54,7 @@ def test_a_miss_names_output_and_worst_size(paths, small, tmp_path):
     files = {
         "onnx": tamper_onnx(paths["onnx"], tmp_path / "x.onnx", "module.head.weight", 1.01),
         "tflite": tamper_tflite(paths["tflite"], tmp_path / "x.tflite", "head", (7, 16), 1.01),
-        "coreml": tamper_coreml(paths["coreml"], tmp_path / "x.mlpackage", "p_module_head_weight_to_fp16", 1.5),
+        "coreml": tamper_coreml(paths["coreml"], tmp_path / "x.mlpackage", "module_head_weight_to_fp16", 1.5),
     }
     for path in files.values():
         result = checked(path, small)
