@@ -1,0 +1,164 @@
+"""A saved file against a module: its own, a changed one, and files of other makers with other names and shapes."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from export_models import pictures
+from tampering import tamper_coreml, tamper_onnx, tamper_tflite
+
+import converters
+from converters.artifact import Preprocessing
+from converters.errors import EdgeVitError
+from converters.signature import Size
+from converters.verify import bisect_at, verify
+
+SIZES = Size.parse_list("64,96")
+
+
+def checked(path, small, **options):
+    return verify(path, small, small.signature, pictures, **options)
+
+
+@pytest.fixture
+def stranger(small, tmp_path):
+    """The module as another maker's exporter writes it: a file without metadata, fixed at 64, with its own names."""
+    path = tmp_path / "stranger.onnx"
+    torch.onnx.export(
+        small,
+        (torch.from_numpy(pictures(SIZES[0], 1)["image"]),),
+        str(path),
+        dynamo=True,
+        external_data=False,
+        verbose=False,
+        input_names=["pixels"],
+        output_names=["scores"],
+    )
+    return path
+
+
+@pytest.mark.parametrize("form", ["onnx", "tflite", "coreml"])
+def test_a_good_file_agrees_at_every_size(form, paths, small):
+    result = checked(paths[form], small)
+    assert result.failure is None
+    assert [item.size for item in result.verified] == ["64", "96"]
+    assert result.precision == ("fp16" if form == "coreml" else "fp32")
+    assert result.notes == ()
+    limit = 2e-2 if form == "coreml" else 1e-5
+    assert all(0 < item.max_abs_over_std < limit and item.cosine > 0.999 for item in result.verified)
+
+
+def test_a_miss_names_output_and_worst_size(paths, small, tmp_path):
+    files = {
+        "onnx": tamper_onnx(paths["onnx"], tmp_path / "x.onnx", "module.head.weight", 1.01),
+        "tflite": tamper_tflite(paths["tflite"], tmp_path / "x.tflite", "head", (7, 16), 1.01),
+        "coreml": tamper_coreml(paths["coreml"], tmp_path / "x.mlpackage", "module_head_weight_to_fp16", 1.5),
+    }
+    for path in files.values():
+        result = checked(path, small)
+        worst = max(result.verified, key=lambda item: item.max_abs_over_std)
+        assert result.failure is not None
+        assert result.failure.exit_code == 3
+        assert f"output 'logits' at size {worst.size}" in str(result.failure)
+        assert result.worst_size == Size.parse(worst.size)
+
+
+def test_only_the_asked_sizes_are_run(paths, small):
+    assert [item.size for item in checked(paths["onnx"], small, sizes=Size.parse_list("72")).verified] == ["72"]
+    with pytest.raises(EdgeVitError, match="does not hold size 72; it holds 64, 96"):
+        checked(paths["tflite"], small, sizes=Size.parse_list("72"))
+    with pytest.raises(EdgeVitError, match="multiple of 8"):
+        checked(paths["onnx"], small, sizes=Size.parse_list("70"))
+
+
+def test_another_makers_names_are_taken_by_position(stranger, small):
+    result = checked(stranger, small)
+    assert result.failure is None
+    assert [item.size for item in result.verified] == ["64"]
+    assert result.notes == (
+        "the file's input 'pixels' is taken for the module's 'image', by position and shape",
+        "the file's output 'scores' is taken for the module's 'logits', by position and shape",
+    )
+    with torch.no_grad():
+        small_again = bisect_at(stranger, small, small.signature, pictures, SIZES[0])
+    assert small_again.culprit is None
+
+
+def test_another_makers_file_is_held_to_fp32(stranger, small, tmp_path):
+    weight = next(item.name for item in onnx.load(stranger).graph.initializer if item.name.endswith("head.weight"))
+    result = checked(tamper_onnx(stranger, tmp_path / "x.onnx", weight, 1.001), small)
+    assert result.precision == "fp32"
+    assert "fp32 allows 0.0001" in str(result.failure)
+    assert bisect_at(tmp_path / "x.onnx", small, small.signature, pictures, SIZES[0]).culprit.module == "head"
+
+
+def make(path, shape, outputs=("y",)):
+    """A file that copies its input `x` to each of `outputs`."""
+    tensor = onnx.TensorProto.FLOAT
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("Identity", ["x"], [name]) for name in outputs],
+        "graph",
+        [onnx.helper.make_tensor_value_info("x", tensor, shape)],
+        [onnx.helper.make_tensor_value_info(name, tensor, shape) for name in outputs],
+    )
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=10), path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("shape", "outputs", "message"),
+    [
+        ([1, 64, 64, 3], ["y"], r"laid out as \(N, H, W, C\)"),
+        ([1, 3, 64, 64], ["y", "z"], "has 2 outputs"),
+        ([1, 3, 64, 64], ["y"], "output 'y' is 1 × 3 × 64 × 64, the module's 'logits' at size 64 is any × 7"),
+        ([1, 1, 64, 64], ["y"], "input 'x' is 1 × 1 × 64 × 64"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_one_line(shape, outputs, message, small, tmp_path):
+    with pytest.raises(EdgeVitError, match=message) as caught:
+        checked(make(tmp_path / "x.onnx", shape, outputs), small, sizes=SIZES[:1])
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_names_no_size_asks_for_one(small, tmp_path):
+    with pytest.raises(EdgeVitError, match="give them, such as --size 256"):
+        checked(make(tmp_path / "x.onnx", [1, 3, "height", "width"]), small)
+
+
+def test_a_file_that_takes_pictures(small, tmp_path):
+    """Preprocessing is inside the file; the module's own is put before the module."""
+    inside = Preprocessing(size="64", mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7))
+    [artifact] = converters.export(
+        small,
+        small.signature,
+        name="small",
+        out=tmp_path,
+        formats=["onnx"],
+        sizes=SIZES[:1],
+        input="image",
+        sample_inputs=pictures,
+        preprocessing=inside,
+    )
+    result = checked(artifact.path, small, preprocessing=inside)
+    assert result.failure is None
+    assert [item.output for item in result.verified] == ["probabilities"]
+    assert checked(artifact.path, small, preprocessing=Preprocessing(size="64")).failure is not None
+    assert bisect_at(artifact.path, small, small.signature, pictures, SIZES[0], preprocessing=inside).culprit is None
+    with pytest.raises(EdgeVitError, match="takes pictures"):
+        checked(artifact.path, small)
+
+
+def test_nothing_is_written(paths, small):
+    before = {path: path.stat().st_mtime_ns for path in paths["onnx"].parent.rglob("*")}
+    checked(paths["onnx"], small)
+    assert {path: path.stat().st_mtime_ns for path in paths["onnx"].parent.rglob("*")} == before
+
+
+def test_integer_arrays_do_not_pass_for_pictures(paths, small):
+    def integers(size, count):
+        return {"image": np.ones((count, 3, size.height, size.width), np.float32)}
+
+    with pytest.raises(EdgeVitError, match="prove nothing"):
+        verify(paths["onnx"], small, small.signature, integers)
