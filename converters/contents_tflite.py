@@ -11,7 +11,8 @@ from ai_edge_litert import schema_py_generated as schema
 
 from converters.contents import Contents, Function, Node, Shape, Value, Weight
 from converters.errors import EdgeVitError
-from converters.tflite_file import METADATA_NAME, TFLiteFile
+from converters.tflite import METADATA_NAME
+from converters.tflite_file import TFLiteFile
 
 
 def _names(enum: type) -> dict[int, str]:
