@@ -19,6 +19,7 @@ from converters.unsupported import baked, refuse_large, unsupported, untraceable
 from converters.wrap import Named, zero_inputs
 
 OPSET = 18
+FEW_UNITS = 4  # of a dimension that steps: with 32 a picture of 128, whose last map has two patches
 CONVERTER_PACKAGES = ("onnx", "onnxscript")
 RUNTIME_PACKAGE = "onnxruntime"
 
@@ -146,14 +147,15 @@ def _symbols(signature: Signature, sizes: Sequence[Size], batch: int | str) -> d
 def _different_sides(signature: Signature, sizes: Sequence[Size]) -> Size:
     """A size about as large as the largest in which no two symbolic dimensions are equal, so that none is confused.
 
-    Nor is one a single unit: a map of one pixel would be traced as if it could not grow.
+    Nor is one a few units only: a map of one pixel, or of one patch, would be traced as if it could not grow.
     """
     values: dict[str, int] = {}
     for dim in signature.dims:
         largest = max(size[dim.name] for size in sizes)
-        start = max(largest, 2 * dim.multiple_of)
-        near = [start + dim.multiple_of * step for step in (0, -1, 1, -2, 2, 3)]
-        allowed = [n for n in near if n >= 2 * dim.multiple_of and (dim.maximum is None or n <= dim.maximum)]
+        start = max(largest, FEW_UNITS * dim.multiple_of)
+        near = sorted((start + dim.multiple_of * step for step in range(-2, 4)), key=lambda n: abs(n - start))
+        least = FEW_UNITS * dim.multiple_of
+        allowed = [n for n in near if n >= least and (dim.maximum is None or n <= dim.maximum)]
         values[dim.name] = next((n for n in allowed if n not in values.values()), largest)
     return Size(tuple(values.items()))
 

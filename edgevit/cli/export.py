@@ -133,6 +133,7 @@ def command(
 
 def _as_json(artifact: Artifact) -> dict[str, object]:
     from converters.artifact import size_bytes
+    from converters.lint import lint
 
     meta = artifact.metadata
     return {
@@ -144,12 +145,14 @@ def _as_json(artifact: Artifact) -> dict[str, object]:
         "size_bytes": size_bytes(artifact.path),
         "notes": meta.notes,
         "verified": [asdict(item) for item in meta.verified],
+        "lint": [asdict(finding) for finding in lint(artifact.path)],
     }
 
 
 def _summary(artifact: Artifact) -> str:
-    """The path and size of a file, and below it how closely it agreed at each size."""
+    """The path and size of a file; how closely it agreed at each size; what may keep it off an accelerator."""
     from converters.artifact import size_bytes
+    from converters.lint import lint
 
     meta = artifact.metadata
     batch = "any batch" if meta.batch == "dynamic" else f"batch {meta.batch}"
@@ -160,4 +163,6 @@ def _summary(artifact: Artifact) -> str:
         lines.append(f"  size {item.size}: {item.output} {close}{same}")
     if meta.format == "coreml":
         lines.append("  checked with the evaluator, not on Apple hardware")
+    lines += [f"  note: {note}" for note in meta.notes]
+    lines += [f"  may leave an accelerator: {finding.line}" for finding in lint(artifact.path)]
     return "\n".join(lines)
