@@ -129,6 +129,8 @@ def command(
         return
     for artifact in artifacts:
         click.echo(_summary(artifact))
+    for line in _warnings(artifacts):
+        click.echo(line)
 
 
 def _as_json(artifact: Artifact) -> dict[str, object]:
@@ -150,9 +152,8 @@ def _as_json(artifact: Artifact) -> dict[str, object]:
 
 
 def _summary(artifact: Artifact) -> str:
-    """The path and size of a file; how closely it agreed at each size; what may keep it off an accelerator."""
+    """The path and size of a file, and below it how closely it agreed at each size."""
     from converters.artifact import size_bytes
-    from converters.lint import lint
 
     meta = artifact.metadata
     batch = "any batch" if meta.batch == "dynamic" else f"batch {meta.batch}"
@@ -164,5 +165,15 @@ def _summary(artifact: Artifact) -> str:
     if meta.format == "coreml":
         lines.append("  checked with the evaluator, not on Apple hardware")
     lines += [f"  note: {note}" for note in meta.notes]
-    lines += [f"  may leave an accelerator: {finding.line}" for finding in lint(artifact.path)]
     return "\n".join(lines)
+
+
+def _warnings(artifacts: list[Artifact]) -> list[str]:
+    """What may keep files off an accelerator, each warning once for all files that it is true of."""
+    from converters.lint import lint
+
+    files: dict[str, list[str]] = {}
+    for artifact in artifacts:
+        for finding in lint(artifact.path):
+            files.setdefault(finding.line, []).append(artifact.path.name)
+    return [f"lint: {line} ({', '.join(names)})" for line, names in files.items()]

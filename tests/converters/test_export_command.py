@@ -88,8 +88,11 @@ def test_every_format_at_the_runs_sizes_into_the_runs_artifacts(exported):
     assert said.count("size 64: logits error") == 2
     assert said.count("size 96: logits error") == 3
     # Nothing but our own lines: none of the converters' logs.
-    starts = ("mobilevit_xxs", str(folder.artifacts), "  size ", "  checked ")
+    starts = ("mobilevit_xxs", str(folder.artifacts), "  size ", "  checked ", "lint: ")
     assert [line for line in said.splitlines() if not line.startswith(starts)] == []
+    # The file for both sizes is dynamic, and is said to be so once.
+    [dynamic] = [line for line in said.splitlines() if line.startswith("lint: dynamic")]
+    assert dynamic.endswith("(mobilevit_xxs.onnx)")
 
 
 def test_files_classify_held_out_pictures_as_the_model_does(exported, model):
@@ -125,7 +128,8 @@ def test_onnx_at_sizes_whose_last_map_is_odd(height, width, exported, model):
     [
         (["mobilevit_xxl"], "mobilevit_xxl: no model, run folder or checkpoint of that name; did you mean"),
         (["mobilevit_xxs", "--sizes", "100"], "size 100: height must be a multiple of 32; nearest: 96 or 128"),
-        (["mobilevit_xxs", "--format", "tflite", "--precision", "fp16"], "tflite: precision 'fp16' is not offered"),
+        (["mobilevit_xxs", "--labels", "missing.txt"], "missing.txt: cannot be read"),
+        (["mobilevit_xxs", "--rewrites", "fold"], "unknown rewrite 'fold'; there are export_form"),
         (["mobilevit_xxs", "--weights", "missing.safetensors"], "missing.safetensors"),
     ],
 )
