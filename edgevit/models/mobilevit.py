@@ -149,6 +149,9 @@ def unfold(features: Tensor, rows: int, columns: int) -> Tensor:
     Pixels at the same place of all patches of an image attend to each other: 4·N sequences of rows·columns tokens.
     """
     batch, dim = features.shape[:2]
+    if is_one(batch):  # then four dimensions do, which is what accelerators take
+        x = features.permute(0, 2, 3, 1).reshape(rows, PATCH, columns, PATCH * dim).permute(1, 0, 2, 3)
+        return x.reshape(PATCH, rows * columns, PATCH, dim).permute(0, 2, 1, 3).reshape(-1, dim)
     x = features.permute(0, 2, 3, 1).reshape(batch * rows, PATCH, columns, PATCH, dim)
     return x.permute(1, 3, 0, 2, 4).reshape(PATCH * PATCH * batch * rows * columns, dim)
 
@@ -156,8 +159,17 @@ def unfold(features: Tensor, rows: int, columns: int) -> Tensor:
 def fold(tokens: Tensor, batch: int, rows: int, columns: int) -> Tensor:
     """The inverse of `unfold`."""
     dim = tokens.shape[1]
-    x = tokens.reshape(PATCH, PATCH, batch * rows, columns, dim).permute(2, 0, 3, 1, 4)
+    if is_one(batch):
+        x = tokens.reshape(PATCH, PATCH, rows * columns, dim).permute(0, 2, 1, 3)
+        x = x.reshape(PATCH, rows, columns, PATCH * dim).permute(1, 0, 2, 3)
+    else:
+        x = tokens.reshape(PATCH, PATCH, batch * rows, columns, dim).permute(2, 0, 3, 1, 4)
     return x.reshape(batch, PATCH * rows, PATCH * columns, dim).permute(0, 3, 1, 2)
+
+
+def is_one(length: int) -> bool:
+    """Whether a length is 1 for certain; False for a symbol that may or may not be."""
+    return statically_known_true(length == 1)
 
 
 class TransformerLayer(nn.Module):

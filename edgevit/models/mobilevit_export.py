@@ -32,6 +32,7 @@ from edgevit.models.mobilevit import (
     MobileViT,
     MobileViTBlock,
     TransformerLayer,
+    is_one,
     resize,
     surely_has_size,
 )
@@ -149,14 +150,19 @@ def unfold(features: Tensor, rows: int, columns: int) -> Tensor:
     """Map (N, C, 2·rows, 2·columns) → tokens (rows·columns·4·N, C), ordered (patch, image, place in the patch)."""
     batch, channels = features.shape[:2]
     # The two pixels of a patch that are neighbours in a row move together.
-    x = features.permute(0, 2, 3, 1).reshape(batch, rows, PATCH, columns, PATCH * channels)
-    return x.permute(1, 3, 0, 2, 4).reshape(-1, channels)
+    x = features.permute(0, 2, 3, 1).reshape(batch * rows, PATCH, columns, PATCH * channels)
+    if is_one(batch):  # then four dimensions do
+        return x.permute(0, 2, 1, 3).reshape(-1, channels)
+    return x.reshape(batch, rows, PATCH, columns, PATCH * channels).permute(1, 3, 0, 2, 4).reshape(-1, channels)
 
 
 def fold(tokens: Tensor, batch: int, rows: int, columns: int) -> Tensor:
     """The inverse of `unfold`."""
     channels = tokens.shape[1]
-    x = tokens.reshape(rows, columns, batch, PATCH, PATCH * channels).permute(2, 0, 3, 1, 4)
+    if is_one(batch):
+        x = tokens.reshape(rows, columns, PATCH, PATCH * channels).permute(0, 2, 1, 3)
+    else:
+        x = tokens.reshape(rows, columns, batch, PATCH, PATCH * channels).permute(2, 0, 3, 1, 4)
     return x.reshape(batch, PATCH * rows, PATCH * columns, channels).permute(0, 3, 1, 2)
 
 

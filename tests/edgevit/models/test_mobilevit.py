@@ -68,9 +68,10 @@ def test_registry():
         create_model("mobilevit_xxs", num_classes=0)
 
 
-def test_tokens_are_ordered_as_in_the_paper():
+@pytest.mark.parametrize("batch", [1, 2])
+def test_tokens_are_ordered_as_in_the_paper(batch):
     """Each sequence holds the pixels at one place of all patches of one image; `fold` undoes it."""
-    batch, dim, rows, columns = 2, 3, 4, 5
+    dim, rows, columns = 3, 4, 5
     features = torch.randn(batch, dim, 2 * rows, 2 * columns)
     sequences = unfold(features, rows, columns).reshape(4, batch, rows * columns, dim)
     for place in range(4):
