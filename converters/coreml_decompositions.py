@@ -13,6 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from converters.quiet import quiet
+
+with quiet():  # private, and tied to coremltools 9
+    from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
+    from coremltools.converters.mil.frontend.torch.utils import sanitize_op_kind
+
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """For `ExportedProgram.run_decompositions`; every other op stays whole, since Core ML has large ones too."""
@@ -32,7 +38,15 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         aten.rms_norm.default: _rms_norm,
         aten.trunc.default: _trunc,
         aten.div.Tensor_mode: _divided,
+        aten.alias.default: lambda x: x.view(x.shape),
     }
+
+
+def torchs_own(program: torch.export.ExportedProgram) -> dict[Any, Callable[..., Any]]:
+    """torch's decompositions of those ops of `program` for which coremltools has no conversion."""
+    names = {node.target for node in program.graph.nodes if isinstance(node.target, torch._ops.OpOverload)}
+    table = torch.export.default_decompositions()
+    return {op: table[op] for op in names if sanitize_op_kind(op.name()) not in _TORCH_OPS_REGISTRY and op in table}
 
 
 def _gelu(x: Tensor, approximate: str = "none") -> Tensor:

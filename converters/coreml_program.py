@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from converters.artifact import Preprocessing
-from converters.coreml_decompositions import decompositions
+from converters.coreml_decompositions import decompositions, torchs_own
+from converters.coreml_folding import fold_constants
 from converters.errors import EdgeVitError, first_line
 from converters.picture import PictureInput
 from converters.quiet import quiet
@@ -25,6 +26,7 @@ with quiet():  # it complains about this torch, and on Linux about the missing f
 
 TARGETS = {"ios16": "iOS16", "ios17": "iOS17", "ios18": "iOS18"}
 CLASS_LABEL = "classLabel"
+DEPTH = 4  # how often what a decomposition left may be decomposed in turn
 _SCORES = f"{CLASS_LABEL}_probs"  # coremltools' name for what a classifier gives beside the label
 
 
@@ -49,6 +51,11 @@ def trace(module: nn.Module, signature: Signature, size: Size, batch: int, label
         module = _Normalised(module)
     program = torch.export.export(_Distinct(module, signature).eval(), (), kwargs=example, strict=False)
     program = program.run_decompositions(decompositions())
+    for _ in range(DEPTH):
+        if not (table := torchs_own(program)):
+            break
+        program = program.run_decompositions(table)
+    fold_constants(program)
     one_output = len(signature.outputs) == 1 and signature.outputs[0].meaning == "probabilities"
     return Traced(program, signature, size, batch, picture, tuple(labels) if picture and one_output else ())
 

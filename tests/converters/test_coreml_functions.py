@@ -109,6 +109,8 @@ FUNCTIONS: dict[str, tuple[str, Callable[..., Tensor]]] = {
     "bilinear": ("image", lambda x: F.interpolate(x, (9, 11), mode="bilinear")),
     "bilinear on corners": ("image", lambda x: F.interpolate(x, (9, 11), mode="bilinear", align_corners=True)),
     "smaller bilinear": ("image", lambda x: F.interpolate(x, (3, 4), mode="bilinear")),
+    "bicubic": ("image", lambda x: F.interpolate(x, (9, 11), mode="bicubic")),
+    "smaller bicubic on corners": ("image", lambda x: F.interpolate(x, (4, 3), mode="bicubic", align_corners=True)),
     "sampled": ("image", lambda x: F.grid_sample(x, 1.1 * x[:, :2].permute(0, 2, 3, 1).tanh(), align_corners=False)),
     "group norm": ("image", lambda x: F.group_norm(x, 2)),
     "instance norm": ("image", F.instance_norm),
@@ -124,12 +126,17 @@ FUNCTIONS: dict[str, tuple[str, Callable[..., Tensor]]] = {
     "scaled attention": ("ab", lambda a, b: F.scaled_dot_product_attention(a[None], b[None], b[None], scale=0.2)),
     "masked attention": ("ab", lambda a, b: F.scaled_dot_product_attention(a[None], b[None], b[None], MASK)),
     "arange": ("a", lambda a: a + torch.arange(4) * 2),
+    "new ones": ("ab", lambda a, b: a + b.new_ones((3, 1)) * b.new_full((4,), 2.0)),
+    "difference": ("a", lambda a: a.diff(dim=1)),
+    "lstm cell": ("a", lambda a: torch.lstm_cell(a[0], (a[1], a[1]), CELL[:, :4], CELL[:, 4:])[0]),
+    "gru cell": ("a", lambda a: torch.gru_cell(a[0], a[1], CELL[:12, :4], CELL[:12, 4:])),
     "linspace": ("a", lambda a: a + torch.linspace(-1, 1, 4)),
     "one hot": ("a", lambda a: F.one_hot(a.argmax(-1), 4).float()),
     "embedding": ("ab", lambda a, b: F.embedding(a.argmax(-1), b[0].T)),
     "comparison as numbers": ("ab", lambda a, b: (a > b).float() + (a == a).int()),
     "logic": ("ab", lambda a, b: ((a > 0) & ~(b > 0) | (a > b)).float()),
 }  # fmt: skip
+CELL = torch.linspace(0, 99, 128).sin().reshape(16, 8)  # weights for the input and for the state
 MASK = torch.tensor([[True, False, True], [False, True, True], [True, True, False]])
 
 
