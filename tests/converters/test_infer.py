@@ -50,7 +50,7 @@ def test_a_size_that_cannot_change_keeps_its_name():
     signature = infer_signature(vit, torch.rand(2, 3, 48, 48))
     assert signature.dims == (Dim("height", 48, 48), Dim("width", 48, 48))
     signature.check(Size.parse("48"))
-    with pytest.raises(EdgeVitError, match="height must be 48$"):
+    with pytest.raises(EdgeVitError, match=r"height must be 48$"):
         signature.check(Size.parse("64"))
 
 
