@@ -57,6 +57,8 @@ def infer_signature(
         raise EdgeVitError(f"the module fails on the example inputs: {first_line(error)}") from error
     if not outputs:
         raise EdgeVitError("the module returns no tensor on the example inputs, so there is nothing to export")
+    if strange := [name for name, x in (inputs | outputs).items() if x.is_complex()]:
+        raise EdgeVitError(f"'{strange[0]}' is complex, which no format has; take its real and imaginary parts")
     symbols = _Symbols.none(inputs, outputs)
     if probe.batched(outputs):
         symbols = symbols.batch()

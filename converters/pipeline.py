@@ -28,6 +28,7 @@ from converters.quiet import quiet
 from converters.rewrite import prepare
 from converters.run import load, open_artifact
 from converters.signature import Signature, Size
+from converters.unsupported import unsupported
 
 # With less than this left, a converter that failed did so for want of space: C++ writers do not say it.
 LITTLE_SPACE_BYTES = 1 << 16
@@ -112,6 +113,8 @@ def export(
 def _checked_module(module: object) -> nn.Module:
     if not isinstance(module, nn.Module):
         raise EdgeVitError(f"export takes a torch.nn.Module, not a {type(module).__name__}")
+    if isinstance(module, torch.jit.ScriptModule):
+        raise EdgeVitError("a TorchScript module cannot be traced; give the module that it was made of")
     return module.eval()
 
 
@@ -210,7 +213,8 @@ def _converter_error(error: BaseException, path: Path, plan: Plan) -> Exception:
         return root
     if shutil.disk_usage(path.parent).free < LITTLE_SPACE_BYTES:
         return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    return EdgeVitError(f"{path.name}: the {plan.format} converter failed: {first_line(root)}")
+    refusal = unsupported(error, plan.format)
+    return refusal or EdgeVitError(f"{path.name}: the {plan.format} converter failed: {first_line(root)}")
 
 
 def _verify(draft: Path, path: Path, size: Size, plan: Plan, proof: Proof) -> list[Verified]:

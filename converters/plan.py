@@ -49,6 +49,8 @@ def check_arguments(
         raise EdgeVitError(f"target '{target}': choose from {', '.join(TARGETS)}")
     for size in sizes:
         signature.check(size)
+    if labels and all(spec.meaning != "logits" for spec in signature.outputs):
+        raise EdgeVitError("labels: no output of the model is a classifier's logits; leave them out")
     for spec in signature.outputs:
         if labels and spec.meaning == "logits" and spec.shape[-1] != len(labels):
             raise EdgeVitError(f"{len(labels)} labels for a model of {spec.shape[-1]} classes: one line for each class")

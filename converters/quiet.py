@@ -31,6 +31,13 @@ def quiet() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def stdout_to_stderr() -> Iterator[None]:
+    """What is printed meanwhile, by Python, C++ or worker processes, goes to stderr: stdout is kept for a result."""
+    with _turned_away(1, 2), contextlib.redirect_stdout(sys.stderr):
+        yield
+
+
 class _Nowhere(io.TextIOBase):
     """A stream that stays open: a library first imported here may keep it for its log handler."""
 

@@ -125,6 +125,7 @@ class Signature:
                 raise EdgeVitError(f"size {size}: {dim.name} must be a multiple of {step}; nearest: {near}")
             if value < dim.minimum or (dim.maximum is not None and value > dim.maximum):
                 limits = f"{dim.minimum} to {dim.maximum}" if dim.maximum else f"at least {dim.minimum}"
+                limits = str(dim.minimum) if dim.minimum == dim.maximum else limits
                 raise EdgeVitError(f"size {size}: {dim.name} must be {limits}")
 
     def to_json(self) -> dict[str, Any]:

@@ -78,7 +78,7 @@ def default_sizes(source: Source) -> tuple[Size, ...]:
 def read_labels(path: Path) -> tuple[str, ...]:
     """Class names, one on each line, in the order of the logits. Raises EdgeVitError for a file that is none."""
     try:
-        names = tuple(line.strip() for line in path.read_text(encoding="utf-8").rstrip().splitlines())
+        names = tuple(line.strip() for line in path.read_text(encoding="utf-8-sig").rstrip().splitlines())
     except UnicodeDecodeError as error:
         raise EdgeVitError(f"{path}: not UTF-8 text; give one class name on each line") from error
     except OSError as error:

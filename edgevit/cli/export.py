@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -104,26 +105,28 @@ def command(
     a share of the output's standard deviation: at most 1e-4 for fp32 and 2e-2 for fp16, or the command fails with
     exit code 3 and leaves no file.
     """
+    from converters.quiet import stdout_to_stderr
     from edgevit.export import export, read_labels
     from edgevit.sources import load_source
 
-    artifacts = export(
-        load_source(source, weights=weights, channel_order=channel_order),
-        formats=formats,
-        sizes=sizes or (),
-        precision=precision,
-        batch=1 if batch == "1" else batch,
-        target=target,
-        static=static,
-        input=input_,
-        labels=read_labels(labels) if labels else None,
-        rewrites=None if rewrites is None else [name for name in rewrites.split(",") if name not in ("", "none")],
-        debug_info=debug_info,
-        keep_failed=keep_failed,
-        out=out,
-        processes=os.cpu_count() or 1,
-        progress=lambda line: click.echo(line, err=as_json),
-    )
+    with stdout_to_stderr() if as_json else nullcontext():  # what a module of the user's prints is no JSON
+        artifacts = export(
+            load_source(source, weights=weights, channel_order=channel_order),
+            formats=formats,
+            sizes=sizes or (),
+            precision=precision,
+            batch=1 if batch == "1" else batch,
+            target=target,
+            static=static,
+            input=input_,
+            labels=read_labels(labels) if labels else None,
+            rewrites=None if rewrites is None else _names(rewrites),
+            debug_info=debug_info,
+            keep_failed=keep_failed,
+            out=out,
+            processes=os.cpu_count() or 1,
+            progress=lambda line: click.echo(line, err=as_json),
+        )
     if as_json:
         click.echo(json.dumps([_as_json(artifact) for artifact in artifacts], indent=2))
         return
@@ -131,6 +134,10 @@ def command(
         click.echo(_summary(artifact))
     for line in _warnings(artifacts):
         click.echo(line)
+
+
+def _names(rewrites: str) -> list[str]:
+    return [name for part in rewrites.split(",") if (name := part.strip()) not in ("", "none")]
 
 
 def _as_json(artifact: Artifact) -> dict[str, object]:

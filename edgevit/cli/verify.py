@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -56,6 +57,7 @@ def command(
     precision allows, the exit code is 3 and the worst output and size are named. --bisect compares intermediate
     values too: the module's, traced by torch.export, with those of every node in the file.
     """
+    from converters.quiet import stdout_to_stderr
     from converters.verify import bisect_at, verify
     from edgevit.samples import sample_inputs
     from edgevit.sources import load_source
@@ -63,17 +65,18 @@ def command(
     def progress(line: str) -> None:
         click.echo(line, err=as_json)
 
-    source = load_source(against, weights=weights, channel_order=channel_order)
-    samples = sample_inputs(source, progress)
-    inside = source.preprocessing
-    result = verify(
-        file, source.module, source.signature, samples, sizes=sizes or (), preprocessing=inside, progress=progress
-    )
-    bisection = None
-    if bisects:
-        size = result.worst_size
-        progress(f"{file.name}: comparing intermediate values at size {size}")
-        bisection = bisect_at(file, source.module, source.signature, samples, size, preprocessing=inside)
+    with stdout_to_stderr() if as_json else nullcontext():  # what a module of the user's prints is no JSON
+        source = load_source(against, weights=weights, channel_order=channel_order)
+        samples = sample_inputs(source, progress)
+        inside = source.preprocessing
+        result = verify(
+            file, source.module, source.signature, samples, sizes=sizes or (), preprocessing=inside, progress=progress
+        )
+        bisection = None
+        if bisects:
+            size = result.worst_size
+            progress(f"{file.name}: comparing intermediate values at size {size}")
+            bisection = bisect_at(file, source.module, source.signature, samples, size, preprocessing=inside)
     if as_json:
         click.echo(json.dumps(_as_json(result, bisection), indent=2))
     else:

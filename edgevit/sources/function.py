@@ -37,7 +37,7 @@ def function_source(name: str) -> Source:
         result = function()
     except EdgeVitError:
         raise
-    except Exception as error:  # the user's own code raises whatever it likes
+    except (Exception, SystemExit) as error:  # the user's own code raises whatever it likes
         raise _users_error(where, error) from error
     if not isinstance(result, tuple | list) or len(result) not in (2, 3):
         raise EdgeVitError(
@@ -77,7 +77,7 @@ def _find(where: str, module_name: str, function_name: str) -> Callable[[], Any]
         if error.name and module_name.split(".")[: error.name.count(".") + 1] == error.name.split("."):
             raise EdgeVitError(f"{where}: there is no module {module_name} to import from {folder}") from error
         raise _users_error(where, error) from error
-    except Exception as error:  # as above
+    except (Exception, SystemExit) as error:  # as above
         raise _users_error(where, error) from error
     function = getattr(module, function_name, None)
     if not callable(function):
@@ -88,7 +88,7 @@ def _find(where: str, module_name: str, function_name: str) -> Callable[[], Any]
     return function
 
 
-def _users_error(where: str, error: Exception) -> EdgeVitError:
+def _users_error(where: str, error: BaseException) -> EdgeVitError:
     """One line, with the last place outside installed packages: that is where the user looks."""
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [f for f in frames if "site-packages" not in f.filename and not _ours(f.filename) and f.filename[0] != "<"]

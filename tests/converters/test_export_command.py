@@ -142,6 +142,19 @@ def test_wrong_input_is_one_line_and_exit_2(arguments, line, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_lists_and_labels_as_people_and_editors_write_them(small_files, monkeypatch, tmp_path):
+    def export(source, *, rewrites, labels, **options):
+        given.append((rewrites, labels))
+        return [small_files["tflite"]]
+
+    given = []
+    monkeypatch.setattr("edgevit.export.export", export)
+    (tmp_path / "labels.txt").write_bytes("\ufeffcat\r\nKätzchen\r\n".encode())
+    options = ["--rewrites", "fold_batch_norm, split_qkv", "--labels", tmp_path / "labels.txt"]
+    assert edgevit("export", "mobilevit_xxs", *options).exit_code == 0
+    assert given == [(["fold_batch_norm", "split_qkv"], ("cat", "Kätzchen"))]
+
+
 def test_a_model_whose_outputs_say_nothing_exits_3(tmp_path, model):
     folder = RunFolder.create(tmp_path / "run", CONFIG)
     save_file(model.state_dict() | {"classifier.weight": torch.zeros(10, 320)}, folder.weights_path)
@@ -154,6 +167,7 @@ def test_a_model_whose_outputs_say_nothing_exits_3(tmp_path, model):
 def test_json_is_all_of_stdout(small_files, monkeypatch):
     def export(source, *, progress, **options):
         progress("converting")
+        print("a module that prints")
         return [small_files["tflite"]]
 
     monkeypatch.setattr("edgevit.export.export", export)
@@ -162,4 +176,4 @@ def test_json_is_all_of_stdout(small_files, monkeypatch):
     assert item["path"] == str(small_files["tflite"].path)
     assert item["size_bytes"] == small_files["tflite"].path.stat().st_size
     assert [entry["size"] for entry in item["verified"]] == ["64", "96"]
-    assert said.stderr == "converting\n"
+    assert said.stderr == "converting\na module that prints\n"

@@ -188,11 +188,18 @@ class TooHard(Small):
         return super().forward(image) if image.max() > 0 else super().forward(-image)
 
 
-def test_what_a_converter_cannot_convert_is_one_line(tmp_path, capfd):
+@pytest.mark.parametrize("form", FORMATS)
+def test_what_a_converter_cannot_convert_is_one_line(form, tmp_path, capfd):
     with pytest.raises(EdgeVitError, match=r"^torch\.export cannot trace the module: [^\n]+, called at [^\n]+$"):
-        export(TooHard().eval(), tmp_path)
+        export(TooHard().eval(), tmp_path, [form])
     assert left_in(tmp_path) == []
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_torchscript_module_is_refused(tmp_path):
+    with pytest.raises(EdgeVitError, match="a TorchScript module cannot be traced"):
+        export(torch.jit.script(torch.nn.Identity()), tmp_path)
+    assert left_in(tmp_path) == []
 
 
 def test_converters_import_nothing_heavy_until_they_work():

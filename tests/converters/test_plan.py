@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from converters.errors import EdgeVitError
@@ -66,6 +68,10 @@ def test_labels_are_as_many_as_classes():
     with pytest.raises(EdgeVitError, match="2 labels for a model of 3 classes"):
         check_arguments(signature, ["onnx"], SIZES, None, 1, "ios16", ["a", "b"])
     check_arguments(signature, ["onnx"], SIZES, None, 1, "ios16", ["a", "b", "c"])
+    no_classes = replace(signature, outputs=(TensorSpec("map", ("batch", 3)),))
+    check_arguments(no_classes, ["onnx"], SIZES, None, 1, "ios16")
+    with pytest.raises(EdgeVitError, match="no output of the model is a classifier's logits"):
+        check_arguments(no_classes, ["onnx"], SIZES, None, 1, "ios16", ["a", "b", "c"])
 
 
 def test_a_model_with_fixed_shapes_takes_no_size():
