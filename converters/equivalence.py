@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
+
+from converters.wrap import flat_outputs
 
 TOLERANCE = 1e-5  # of the output's standard deviation
 
@@ -79,19 +81,11 @@ def _calls(module: nn.Module, example: tuple[torch.Tensor, ...]) -> dict[str, tu
 
 
 def _close(one: object, two: object) -> bool:
-    pairs = list(zip(_tensors(one), _tensors(two), strict=True))
-    return all(
+    """Whether both hold the same tensors. What holds none, such as an object of a class of its own, is not compared."""
+    first, second = list(flat_outputs(one).values()), list(flat_outputs(two).values())
+    return bool(first) and all(
         a.shape == b.shape and bool((a - b).abs().max() <= TOLERANCE * max(float(a.std()), 1e-12))
         if a.is_floating_point()
         else torch.equal(a, b)
-        for a, b in pairs
+        for a, b in zip(first, second, strict=True)
     )
-
-
-def _tensors(outputs: Any) -> list[torch.Tensor]:
-    """All tensors in nested sequences and mappings."""
-    if isinstance(outputs, torch.Tensor):
-        return [outputs]
-    if isinstance(outputs, Mapping):
-        outputs = outputs.values()
-    return [tensor for item in outputs for tensor in _tensors(item)] if hasattr(outputs, "__iter__") else []

@@ -26,8 +26,8 @@ def to_half(model: onnx.ModelProto, samples: Iterable[Mapping[str, np.ndarray]])
     """`model` in float16 with float32 inputs and outputs, and a note when ops had to stay in float32.
 
     `samples` are realistic inputs, arrays (N, …) by name: the float32 model runs on each example, and an op that reads
-    or writes a value beyond LARGEST keeps float32. Raises EdgeVitError when a value is not finite already in float32,
-    and when the file's weights would not be float16 after all.
+    or writes a value beyond LARGEST keeps float32. Raises EdgeVitError when the file's weights would not be float16
+    after all.
     """
     from onnxruntime.transformers.float16 import convert_float_to_float16
 
@@ -41,7 +41,10 @@ def to_half(model: onnx.ModelProto, samples: Iterable[Mapping[str, np.ndarray]])
 
 
 def largest_values(model: onnx.ModelProto, samples: Iterable[Mapping[str, np.ndarray]]) -> dict[str, float]:
-    """max |value| of every float32 tensor of `model`, by name: of weights, and of activations over all examples."""
+    """max |value| of every float32 tensor of `model`, by name: of weights, and of activations over all examples.
+
+    `samples` are arrays (N, …) by name; an input without a batch dimension takes each example as it is.
+    """
     import onnxruntime
 
     largest = {
@@ -56,9 +59,13 @@ def largest_values(model: onnx.ModelProto, samples: Iterable[Mapping[str, np.nda
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     session = onnxruntime.InferenceSession(watched.SerializeToString(), options, providers=["CPUExecutionProvider"])
     outputs = [f"{name}/{end}" for name in values for end in ("max", "min")]
+    ranks = {item.name: len(item.type.tensor_type.shape.dim) for item in model.graph.input}
     for arrays in samples:
         for example in range(len(next(iter(arrays.values())))):
-            one = {name: array[example : example + 1] for name, array in arrays.items()}
+            one = {
+                name: array[example : example + 1] if array.ndim == ranks[name] else array[example]
+                for name, array in arrays.items()
+            }
             found = np.abs(np.array(session.run(outputs, one), np.float64).reshape(-1, 2)).max(axis=1)
             for name, value in zip(values, found, strict=True):
                 largest[name] = max(largest.get(name, 0.0), float(value))

@@ -44,10 +44,10 @@ def prepare(module: nn.Module, form: str, example: Example, *, rewrites: Sequenc
             continue
         try:
             candidate = rewrite.apply(copy.deepcopy(prepared), form, example)
-        except Exception:  # whatever a stranger's module says to being traced or copied: then it stays as it is
+            if candidate is not None and same_outputs(original, candidate, example):
+                prepared = candidate
+        except Exception:  # whatever a stranger's module says to being traced, copied or rewritten: then it stays
             continue
-        if candidate is not None and same_outputs(original, candidate, example):
-            prepared = candidate
     return prepared
 
 

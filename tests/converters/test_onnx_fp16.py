@@ -14,7 +14,7 @@ from converters.errors import EdgeVitError
 from converters.onnx import convert
 from converters.onnx_fp16 import LARGEST, check_half, largest_values
 from converters.quiet import quiet
-from converters.signature import Size
+from converters.signature import Signature, Size, TensorSpec
 
 FIXED = Size(())
 
@@ -75,6 +75,21 @@ def test_largest_values_are_those_of_the_module(tmp_path):
     for tensor in (first, high, module.climb.weight.detach(), torch.from_numpy(inputs["x"])):
         assert np.isclose(values, float(tensor.abs().max()), rtol=1e-5).any()
     assert max(values) > LARGEST
+
+
+def test_inputs_without_a_batch_take_each_example_alone(tmp_path):
+    """`samples` stack what the file takes one by one: (N, 8, 32) for an input (8, 32)."""
+    torch.manual_seed(0)
+    module = torch.nn.Linear(32, 64).eval()
+    signature = Signature((TensorSpec("x", (8, 32)),), (TensorSpec("y", (8, 64)),))
+    stacked = np.random.default_rng(0).normal(size=(3, 8, 32)).astype(np.float32)
+    path, samples = tmp_path / "linear.onnx", {FIXED: {"x": stacked}}
+    with quiet():
+        convert(module, signature, (FIXED,), path, precision="fp16", batch=1, samples=samples)
+    assert {item.data_type for item in weights(path).values()} == {onnx.TensorProto.FLOAT16}
+    with torch.no_grad():
+        expected = module(torch.from_numpy(stacked[0])).numpy()
+    assert np.abs(run(path, {"x": stacked[0]}) - expected).max() < 1e-2 * expected.std()
 
 
 def test_weights_that_are_still_float32_are_refused(tmp_path):

@@ -5,6 +5,7 @@ import torch
 from export_models import Small, lively
 from torch import nn
 
+from converters.equivalence import exchange
 from converters.errors import EdgeVitError
 from converters.rewrite import REWRITES, Rewrite, prepare
 from edgevit.models.registry import create_model
@@ -172,6 +173,48 @@ def test_a_rewrite_that_changes_an_output_is_left_out(monkeypatch):
     module = nn.Sequential(nn.Linear(8, 8)).eval()
     x = torch.rand(1, 8)
     assert torch.equal(run(prepare(module, "onnx", (x,)), x), run(module, x))
+
+
+@pytest.mark.parametrize("outputs", [lambda x: (x, x), lambda x: {}[x]])
+def test_a_rewrite_that_returns_or_raises_something_else_is_left_out(outputs, monkeypatch):
+    class Other(nn.Module):
+        def forward(self, x):
+            return outputs(x)
+
+    monkeypatch.setitem(REWRITES, "other", Rewrite(lambda *_: Other(), frozenset()))
+    module = nn.Linear(4, 3)
+    assert type(prepare(module, "onnx", (torch.rand(1, 4),), rewrites=["other"])) is nn.Linear
+
+
+class Box:
+    """What a submodule hands on, in a class of its own: nothing that could be compared."""
+
+    def __init__(self, value):
+        self.value = value
+
+
+class Boxing(nn.Module):
+    def forward(self, x):
+        return Box(x)
+
+
+class Boxed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = Boxing()
+
+    def forward(self, x):
+        return self.inner(x).value
+
+
+def test_a_submodule_whose_output_cannot_be_compared_is_not_exchanged():
+    class Doubling(nn.Module):
+        def forward(self, x):
+            return Box(2 * x)
+
+    module = Boxed()
+    assert not exchange(module, (torch.rand(1, 4),), lambda layer, _: Doubling())
+    assert type(module.inner) is Boxing
 
 
 def test_what_pays_is_tried_where_it_pays_and_names_are_checked(monkeypatch):
