@@ -14,7 +14,7 @@ from converters.coreml_precision import LARGEST, Reference, Search, largest
 from converters.coreml_program import Traced, trace, write
 from converters.errors import EdgeVitError
 from converters.mil import Program
-from converters.mil_package import ValueType, Weights, class_labels, read_spec
+from converters.mil_package import ValueType, Weights, class_labels, read_spec, value_type
 from converters.mil_ports import feature_type
 from converters.parity import TOLERANCE
 from converters.quiet import quiet
@@ -179,12 +179,16 @@ def describe(path: Path) -> dict[str, Ports]:
 
 def _ports(description: Any, function: Any) -> Ports:
     labels: list[str] = []
+    declared: dict[str, ValueType] = {}
     if function is not None:
-        for op in function.block_specializations[function.opset].operations:
+        block = function.block_specializations[function.opset]
+        for op in block.operations:
+            made = [item for item in op.outputs if item.name in block.outputs and op.type != "classify"]
+            declared |= {item.name: value_type(item, "output") for item in made}
             if op.type == "classify":
                 labels = class_labels(op.inputs["classes"].arguments[0].value)
     inputs = {item.name: feature_type(item) for item in description.input}
-    return inputs, {item.name: feature_type(item, labels) for item in description.output}
+    return inputs, {item.name: feature_type(item, labels, declared.get(item.name)) for item in description.output}
 
 
 def _specification_file(path: Path) -> Path:

@@ -22,7 +22,7 @@ from converters.errors import EdgeVitError
 from converters.mil_block import CONTROL, Block, Classify, Output, Run, Scope
 from converters.mil_ops import OPS
 from converters.mil_package import ValueType, Weights, read_spec, value_type
-from converters.mil_ports import described, input_port
+from converters.mil_ports import described, input_port, output_port
 
 Arrays = dict[str, np.ndarray]
 
@@ -64,8 +64,11 @@ class Program:
         return {name: port.type for name, port in self._function(function).ports.items()}
 
     def outputs(self, function: str | None = None) -> dict[str, ValueType]:
-        """Names, shapes and dtypes that `run` gives; of a classifier the label (1,) and the probabilities (1, K)."""
-        return dict(self._function(function).outputs)
+        """Names, shapes and dtypes that `run` gives; of a classifier the label (1,) and the probabilities (1, K).
+
+        A picture is uint8 (N, H, W, 3), RGB, or (N, H, W, 1): rounded, and cut off at 0 and 255.
+        """
+        return {name: port.type for name, port in self._function(function).given.items()}
 
     def states(self, function: str | None = None) -> dict[str, ValueType]:
         """Names, shapes and dtypes of what is kept from one run to the next, such as a KV cache."""
@@ -172,7 +175,8 @@ class _Function:
         }
         self.scope = Scope(where, weights, types, {}, {})
         self.block = Block(self.scope, block)
-        self.outputs = {name: self.scope.types[name] for name in self.block.outputs}
+        features = {item.name: item for item in description.output}
+        self.given = {name: output_port(self.scope.types[name], features.get(name)) for name in self.block.outputs}
         self.labels: tuple[str, ...] = next(
             (step.labels for step in self.block.steps if isinstance(step, Classify)), ()
         )
@@ -187,9 +191,9 @@ class _Function:
 
     def results(self, run: Run) -> Arrays:
         arrays = {}
-        for name, declared in self.outputs.items():
-            array = run.values[name].numpy()
-            arrays[name] = np.array(self.labels)[array] if declared.dtype == "str" else array.astype(declared.dtype)
+        for name, port in self.given.items():
+            value = run.values[name]
+            arrays[name] = np.array(self.labels)[value.numpy()] if port.type.dtype == "str" else port.array(value)
         return arrays
 
     def _state_tensors(self, states: Arrays) -> dict[str, Tensor]:

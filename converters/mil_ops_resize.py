@@ -47,12 +47,12 @@ def resize_bilinear(
 
 @op("x", selects=True)
 def upsample_nearest_neighbor(*, scale_factor_height: float = 1, scale_factor_width: float = 1) -> Function:
-    return lambda x: _nearest(x, *_scaled(x, scale_factor_height, scale_factor_width))
+    return lambda x: _nearest(x, dict(zip((-2, -1), _scaled(x, scale_factor_height, scale_factor_width), strict=True)))
 
 
 @op("x", selects=True)
 def resize_nearest_neighbor(*, target_size_height: int, target_size_width: int) -> Function:
-    return lambda x: _nearest(x, target_size_height, target_size_width)
+    return lambda x: _nearest(x, {-2: target_size_height, -1: target_size_width})
 
 
 @op("x")
@@ -63,12 +63,21 @@ def resize(
     interpolation_mode: str = "LINEAR",
     sampling_mode: str = "DEFAULT",
 ) -> Function:
-    """The last `resized_dims` dimensions take the last sizes of `shape`, in which 0 keeps one."""
+    """The last `resized_dims` dimensions take the last sizes of `shape`, in which 0 keeps one.
+
+    Of nearest neighbours only the DEFAULT grid i · size / count is known to be rounded down, as torch does.
+    """
     _check_mode(sampling_mode)
-    if interpolation_mode != "LINEAR":
-        raise NotImplementedError(f"interpolation_mode {interpolation_mode!r}")
+    nearest = interpolation_mode == "NEAREST_NEIGHBOR"
+    if (not nearest and interpolation_mode != "LINEAR") or (nearest and sampling_mode != "DEFAULT"):
+        raise NotImplementedError(f"interpolation_mode {interpolation_mode!r} with sampling_mode {sampling_mode!r}")
     sizes = {i - resized_dims: size for i, size in enumerate(shape[len(shape) - resized_dims :])}
-    return lambda x: _bilinear(x, {axis: size or x.shape[axis] for axis, size in sizes.items()}, sampling_mode)
+
+    def run(x: Tensor) -> Tensor:
+        wanted = {axis: size or x.shape[axis] for axis, size in sizes.items()}
+        return _nearest(x, wanted) if nearest else _bilinear(x, wanted, sampling_mode)
+
+    return run
 
 
 @op("x", selects=True)
@@ -198,9 +207,9 @@ def _along(x: Tensor, axis: int, grid: Tensor) -> Tensor:
     return torch.lerp(x.index_select(axis, before).float(), x.index_select(axis, after).float(), share)
 
 
-def _nearest(x: Tensor, height: int, width: int) -> Tensor:
+def _nearest(x: Tensor, sizes: dict[int, int]) -> Tensor:
     """Output i takes input floor(i · size / count), as torch does."""
-    for axis, count in ((-2, height), (-1, width)):
+    for axis, count in sizes.items():
         x = x.index_select(axis, torch.arange(count) * x.shape[axis] // count)
     return x
 

@@ -54,6 +54,23 @@ class InputPort:
         return torch.from_numpy(np.ascontiguousarray(picture.transpose(0, 3, 1, 2)).astype(self.program.held.dtype))
 
 
+@dataclass(frozen=True)
+class OutputPort:
+    """One output as a caller sees it. With `colours` a picture: uint8 (N, H, W, 3), RGB, or (N, H, W, 1)."""
+
+    type: ValueType
+    colours: str | None = None
+
+    def array(self, tensor: Tensor) -> np.ndarray:
+        """What the caller gets for the program's value. A picture's numbers are rounded, and cut off at 0 and 255."""
+        array = tensor.numpy()
+        if self.colours is not None:
+            array = array.transpose(0, 2, 3, 1)
+            array = array[..., ::-1] if self.colours == "BGR" else array
+            array = array.round().clip(0, 255) if self.type.dtype == "uint8" else array
+        return array.astype(self.type.dtype, order="C")
+
+
 def described(spec: Any, function: str) -> Any:
     """The part of a model's description that tells of one function."""
     return next((item for item in spec.description.functions if item.name == function), spec.description)
@@ -74,10 +91,27 @@ def input_port(declared: ValueType, feature: Any | None) -> InputPort:
     return InputPort(declared, declared)
 
 
-def _picture(declared: ValueType, image: Any) -> InputPort:
-    colours = _COLOURS[image.colorSpace]
+def output_port(declared: ValueType, feature: Any | None) -> OutputPort:
+    """`declared` is the program's type, `feature` the description's entry of the same name."""
+    if feature is None or feature.type.WhichOneof("Type") != "imageType":
+        return OutputPort(declared)
+    image = feature.type.imageType
+    return OutputPort(_seen(declared, image), _COLOURS[image.colorSpace])
+
+
+def _seen(declared: ValueType, image: Any) -> ValueType:
+    """The type of a picture as a caller sees it: its channels last."""
     batch, channels, height, width = declared.shape
-    seen = ValueType((batch, height, width, channels), "uint8")
+    return ValueType((batch, height, width, channels), _pixels(image))
+
+
+def _pixels(image: Any) -> str:
+    return "float16" if image.colorSpace == FeatureTypes_pb2.ImageFeatureType.GRAYSCALE_FLOAT16 else "uint8"
+
+
+def _picture(declared: ValueType, image: Any) -> InputPort:
+    colours, seen = _COLOURS[image.colorSpace], _seen(declared, image)
+    batch, _, _, channels = seen.shape
     sizes: tuple[tuple[int, ...], ...] = ()
     ranges: tuple[tuple[int, int | None], ...] = ()
     kind = image.WhichOneof("SizeFlexibility")
@@ -92,19 +126,26 @@ def _range(item: Any) -> tuple[int, int | None]:
     return item.lowerBound, item.upperBound if item.upperBound >= 0 else None
 
 
-def feature_type(feature: Any, labels: Sequence[str] = ()) -> ValueType:
-    """The type of a description's entry as `Program` takes or gives it, without the program at hand."""
+def feature_type(feature: Any, labels: Sequence[str] = (), declared: ValueType | None = None) -> ValueType:
+    """The type of a description's entry as `Program` takes or gives it.
+
+    `declared` is the program's own type: the description leaves out the shape of an output that has a free size.
+    """
     kind = feature.type.WhichOneof("Type")
     if kind == "imageType":
         image = feature.type.imageType
         channels = 3 if _COLOURS.get(image.colorSpace) in ("RGB", "BGR") else 1
         flexible = image.WhichOneof("SizeFlexibility")
-        return ValueType((1, None if flexible else image.height, None if flexible else image.width, channels), "uint8")
+        return ValueType(
+            (1, None if flexible else image.height, None if flexible else image.width, channels), _pixels(image)
+        )
     if kind == "dictionaryType":
         return ValueType((1, len(labels) or None), "float32")
     if kind in ("stringType", "int64Type"):
         return ValueType((1,), "str")
     array = feature.type.multiArrayType
+    if declared is not None and not array.shape:
+        return declared
     shape: tuple[int | None, ...] = tuple(array.shape)
     flexible = array.WhichOneof("ShapeFlexibility")
     if flexible == "enumeratedShapes":

@@ -185,8 +185,12 @@ def test_all_missing_ops_are_named_at_once(tmp_path):
 
 
 UNSUPPORTED = {
-    "interpolation_mode 'NEAREST_NEIGHBOR'": lambda x: mb.resize(
-        x=x, shape=np.array([8, 8], np.int32), resized_dims=np.uint32(2), interpolation_mode="NEAREST_NEIGHBOR"
+    "interpolation_mode 'NEAREST_NEIGHBOR' with": lambda x: mb.resize(
+        x=x,
+        shape=np.array([8, 8], np.int32),
+        resized_dims=np.uint32(2),
+        interpolation_mode="NEAREST_NEIGHBOR",
+        sampling_mode="ALIGN_CORNERS",
     ),
     "align_corners False with half_pixel_centers False": lambda x: mb.upsample_bilinear(
         x=x, scale_factor_height=2, scale_factor_width=2, align_corners=False, half_pixel_centers=False

@@ -115,7 +115,7 @@ def test_loops_nest_and_variables_change_places(tmp_path):
 
     def body(x, n):
         def outer(i, a, b):
-            j, a, b = mb.while_loop(
+            _j, a, b = mb.while_loop(
                 _cond=lambda j, a, b: mb.less(x=j, y=2),
                 _body=lambda j, a, b: (mb.add(x=j, y=1), mb.identity(x=b), mb.add(x=a, y=b)),
                 loop_vars=(0, a, b),

@@ -143,7 +143,11 @@ def test_pictures_with_bias_and_scale_in_each_layout(layout, tmp_path):
     channels = 1 if layout == "G" else 3
     module = Net(channels).eval()
     bias = [-1.0, -2.0, -0.5][:channels]
-    how = {"scale": 1 / 50, "bias": bias[0] if layout == "G" else bias, "color_layout": getattr(ct.colorlayout, {"G": "GRAYSCALE"}.get(layout, layout))}
+    how = {
+        "scale": 1 / 50,
+        "bias": bias[0] if layout == "G" else bias,
+        "color_layout": getattr(ct.colorlayout, {"G": "GRAYSCALE"}.get(layout, layout)),
+    }
     path = convert(module, (1, channels, 12, 16), tmp_path / "m.mlpackage", free=False, **how)
     picture = np.random.default_rng(0).integers(0, 256, (1, 12, 16, channels), np.uint8)
     program = Program(path)
@@ -172,4 +176,11 @@ def test_pictures_come_out(layout, tmp_path):
     path = convert(module, (1, 3, 12, 16), tmp_path / "m.mlpackage", free=False, outputs=outputs)
     program, x = Program(path), torch.randn(1, 3, 12, 16)
     found = program.run({"x": x.numpy()})["picture"]
-    print(found.dtype, found.shape, coreml.describe(path), program.outputs())
+    assert coreml.describe(path)["main"][1] == program.outputs()
+    with torch.no_grad():
+        expected = module(x).permute(0, 2, 3, 1)
+    expected = expected.flip(-1) if layout == "BGR" else expected
+    assert expected.min() < 0
+    assert expected.max() > 255
+    assert (found.dtype, found.shape) == (np.uint8, tuple(expected.shape))
+    assert abs(found - expected.clamp(0, 255).numpy()).max() < 0.501

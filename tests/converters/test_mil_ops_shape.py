@@ -235,6 +235,7 @@ def resize_cases() -> list[Case]:
     narrow = {"target_size_height": 1, "target_size_width": 5}
     one = {"target_size_height": 1, "target_size_width": 1, "sampling_mode": "ALIGN_CORNERS"}
     to = {"resized_dims": np.uint32(2), "sampling_mode": "UNALIGN_CORNERS"}
+    near = to | {"sampling_mode": "DEFAULT", "interpolation_mode": "NEAREST_NEIGHBOR"}
     boxes = np.float32([[1, 2, 5, 4], [0, 0, 6, 3]])
     box = {"target_width": 2, "sampling_mode": "STRICT_ALIGN_CORNERS"}
     places = (1.3 * np.tanh(normal(2, 5, 4, 2))).astype(np.float32)  # some outside
@@ -271,6 +272,13 @@ def resize_cases() -> list[Case]:
         ),
         Case("resize_bilinear", {"x": row}, one, lambda x: np.array([[[0.5]]])),
         Case("resize", {"x": IMAGE}, to | {"shape": np.int32([1, 4, 9])}, bilinear_reference(4, 9, False), "ios17"),
+        Case(
+            "resize",
+            {"x": IMAGE},
+            near | {"shape": np.int32([0, 4, 9])},
+            lambda x: torched(F.interpolate, x, [4, 9]),
+            "ios17",
+        ),
         Case("resize", {"x": IMAGE}, to | {"shape": np.int32([0, 9])}, bilinear_reference(7, 9, False), "ios17"),
         Case("crop", {"x": IMAGE}, {"crop_height": [1, 2], "crop_width": [0, 3]}, lambda x: x[..., 1:-2, :-3]),
         Case("crop_resize", {"x": IMAGE, "boxes": boxes}, box | {"target_height": 3}, cropped, "ios17"),

@@ -62,7 +62,9 @@ class Window(nn.Module):
 
 def states(module: nn.Module) -> list[ct.StateType]:
     """Of fp16: coremltools takes no other."""
-    kinds = {name: ct.TensorType(shape=tuple(buffer.shape), dtype=np.float16) for name, buffer in module.named_buffers()}
+    kinds = {
+        name: ct.TensorType(shape=tuple(buffer.shape), dtype=np.float16) for name, buffer in module.named_buffers()
+    }
     return [ct.StateType(wrapped_type=kind, name=name) for name, kind in kinds.items()]
 
 
