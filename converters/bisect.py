@@ -24,6 +24,7 @@ from torch import nn
 
 from converters.errors import EdgeVitError, first_line
 from converters.intermediates import Intermediate, intermediates
+from converters.quiet import quiet
 from converters.signature import Signature
 from converters.wrap import Named
 
@@ -176,7 +177,8 @@ def _arrangements(array: np.ndarray, shape: tuple[int, ...]) -> Iterator[np.ndar
 def _torch_values(module: nn.Module, signature: Signature, inputs: Mapping[str, np.ndarray]) -> dict[str, _TorchNode]:
     arguments = {spec.name: torch.from_numpy(np.array(inputs[spec.name])) for spec in signature.inputs}
     try:
-        program = torch.export.export(Named(module, signature).eval(), (), kwargs=arguments, strict=False)
+        with quiet():
+            program = torch.export.export(Named(module, signature).eval(), (), kwargs=arguments, strict=False)
     except Exception as error:  # whatever a stranger's module makes torch.export say
         raise EdgeVitError(f"the module cannot be traced by torch.export: {first_line(error)}") from error
     graph_module: Any = program.module()

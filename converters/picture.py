@@ -56,7 +56,9 @@ class PictureInput(nn.Module):
 
     def forward(self, image: Tensor) -> tuple[Tensor, ...]:
         """`image` (N, H, W, 3) uint8, RGB → the module's outputs in the order of `signature`, logits softmaxed."""
-        x = (image.float() * self.factor + self.offset).permute(0, 3, 1, 2)
+        x = (
+            (image.float() * self.factor + self.offset).permute(0, 3, 1, 2).contiguous()
+        )  # else what follows is exported by its strides
         if self.preprocessing.channel_order == "BGR":
             red, green, blue = x.split(1, dim=1)
             x = torch.cat((blue, green, red), dim=1)

@@ -44,10 +44,14 @@ class Session:
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
         """Outputs by name for arrays by name. Raises EdgeVitError for a wrong name, shape or kind of number."""
+        return self.call(self.taken(inputs))
+
+    def taken(self, inputs: Mapping[str, np.ndarray]) -> Arrays:
+        """The arrays as the file takes them, such as int64 as int32. Raises as `run` does."""
         wanted = {port.name for port in self.inputs}
         if wanted != set(inputs):
             raise EdgeVitError(f"{self.path}: takes {_listed(wanted)}, not {_listed(set(inputs))}")
-        return self.call({port.name: self._checked(port, np.asarray(inputs[port.name])) for port in self.inputs})
+        return {port.name: self._checked(port, np.asarray(inputs[port.name])) for port in self.inputs}
 
     def _checked(self, port: Port, array: np.ndarray) -> np.ndarray:
         fits = len(array.shape) == len(port.shape) and all(

@@ -101,6 +101,7 @@ def verify(
         session, names, proof = _loaded(path, size, subject, sample_inputs)
         notes = names.notes
         batch = proof.count if session.batch == "dynamic" else int(session.batch)
+        batch = batch if signature.batched else 1
         if proof.count % batch:
             raise EdgeVitError(
                 f"{path}: takes {batch} examples at a time, and {proof.count} are compared; not supported"
@@ -132,7 +133,7 @@ def bisect_at(
     path = Path(path)
     contents = read_contents(path)
     subject = _subject(contents, module, signature, preprocessing)
-    _, names, proof = _loaded(path, size, subject, sample_inputs)
+    session, names, proof = _loaded(path, size, subject, sample_inputs)
     inputs = proof.example()
     return bisect(
         path,
@@ -141,7 +142,7 @@ def bisect_at(
         inputs,
         precision=_precision(contents),
         entry_point=size.entry_point,
-        file_inputs=names.of_file(inputs),
+        file_inputs=session.taken(names.of_file(inputs)),
     )
 
 

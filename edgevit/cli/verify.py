@@ -121,16 +121,19 @@ def _print(result: Verification, bisection: Bisection | None) -> None:
         ]
         print_table(columns, rows)
     if bisection is not None:
-        _print_bisection(bisection)
+        _print_steps(bisection)
         if bisection.culprit is None and result.failure is not None:
             click.echo(
-                "the fault lies in optimised kernels, in how outputs are wired, or in other examples than the first"
+                "no module differs: the fault lies in optimised kernels, in what follows the module's last operation, "
+                "in how outputs are wired, or in other examples than the first"
             )
+        else:
+            click.echo(bisection.sentence)
     if result.failure is None:
         click.echo(f"{result.path}: agrees with the module ({result.precision})")
 
 
-def _print_bisection(bisection: Bisection) -> None:
+def _print_steps(bisection: Bisection) -> None:
     """The nodes around the culprit; all of them would be hundreds of rows, and --json has them."""
     from edgevit.cli.tables import print_table
 
@@ -153,4 +156,3 @@ def _print_bisection(bisection: Bisection) -> None:
         print_table(columns, rows)
     counts = Counter(step.verdict for step in steps)
     click.echo(f"of {len(steps)} operations: " + ", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
-    click.echo(bisection.sentence)

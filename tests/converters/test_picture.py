@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from export_models import pictures
@@ -12,7 +13,9 @@ from sklearn.datasets import load_sample_image
 import converters
 from converters.artifact import Preprocessing
 from converters.errors import EdgeVitError
+from converters.onnx import convert
 from converters.picture import PictureInput, from_pictures, picture_signature, to_pictures
+from converters.quiet import quiet
 from converters.run import load
 from converters.signature import Signature, Size, TensorSpec
 
@@ -91,6 +94,17 @@ def test_pictures_and_their_values_are_each_others_inverse(order):
     wanted = (channels / 255.0 - np.array(UNEQUAL.mean)) / np.array(UNEQUAL.std)
     np.testing.assert_allclose(values["image"], wanted.transpose(0, 3, 1, 2), atol=1e-5)
     np.testing.assert_array_equal(to_pictures(values, preprocessing)["image"], picture["image"])
+
+
+def test_pooled_maps_stay_free_of_strides_in_onnx(tmp_path):
+    """Pixels lie channels last: of a pooled map torch.export made as_strided, a Gather over computed indices."""
+    pooled = (torch.nn.Conv2d(3, 8, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Conv2d(8, 7, 1), torch.nn.Flatten())
+    module = PictureInput(torch.nn.Sequential(*pooled), UNEQUAL, Signature.image_classifier(7)).eval()
+    path = tmp_path / "x.onnx"
+    with quiet():
+        convert(module, module.signature, (SIZE,), path, precision="fp32", batch="dynamic", samples={})
+    kinds = [node.op_type for node in onnx.load(path).graph.node]
+    assert kinds == ["Cast", "Mul", "Add", "Transpose", "Conv", "ReduceMean", "Conv", "Reshape", "Softmax"]
 
 
 def test_only_logits_are_softmaxed():

@@ -12,7 +12,7 @@ from tampering import tamper_coreml, tamper_onnx, tamper_tflite
 import converters
 from converters.artifact import Preprocessing
 from converters.errors import EdgeVitError
-from converters.signature import Size
+from converters.signature import Signature, Size, TensorSpec
 from converters.verify import bisect_at, verify
 
 SIZES = Size.parse_list("64,96")
@@ -162,3 +162,39 @@ def test_integer_arrays_do_not_pass_for_pictures(paths, small):
 
     with pytest.raises(EdgeVitError, match="prove nothing"):
         verify(paths["onnx"], small, small.signature, integers)
+
+
+def numbers(*shape, high=None):
+    """`sample_inputs` for an input `x`: the same normal numbers every time, or whole ones below `high`."""
+
+    def samples(_size, count):
+        generator = np.random.default_rng(0)
+        wanted = (count, *shape)
+        whole = generator.integers(0, high, wanted) if high else None
+        return {"x": generator.standard_normal(wanted, np.float32) if whole is None else whole}
+
+    return samples
+
+
+def exported(module, signature, samples, folder):
+    [artifact] = converters.export(
+        module, signature, name="x", out=folder, formats=["tflite"], sample_inputs=samples, progress=lambda line: None
+    )
+    return artifact.path
+
+
+def test_a_file_without_a_batch_takes_one_example_at_a_time(tmp_path):
+    """Its first length is 8, which is no number of examples."""
+    signature = Signature((TensorSpec("x", (8,)),), (TensorSpec("y", (4,)),))
+    module, samples = torch.nn.Linear(8, 4).eval(), numbers(8)
+    path = exported(module, signature, samples, tmp_path)
+    assert verify(path, module, signature, samples).failure is None
+    assert bisect_at(path, module, signature, samples, Size(())).culprit is None
+
+
+def test_whole_numbers_are_narrowed_for_intermediate_values_too(tmp_path, capfd):
+    signature = Signature((TensorSpec("x", ("batch", 5), "int64", "tokens"),), (TensorSpec("y", ("batch", 5, 4)),))
+    module, samples = torch.nn.Sequential(torch.nn.Embedding(9, 8), torch.nn.Linear(8, 4)).eval(), numbers(5, high=9)
+    path = exported(module, signature, samples, tmp_path)
+    assert bisect_at(path, module, signature, samples, Size(())).culprit is None
+    assert capfd.readouterr() == ("", "")
