@@ -130,7 +130,7 @@ class Metadata:
                 "golden": data["golden"] and Golden.from_json(data["golden"]),
             }
             return cls(**data)
-        except (ValueError, KeyError, TypeError, zlib.error) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, zlib.error) as error:
             raise EdgeVitError(f"edgevit metadata cannot be read ({error}); export the file again") from error
 
 

@@ -54,7 +54,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Bisection:
-    """Every node in order; `culprit` is None where every output has its counterpart."""
+    """Every node in order; `culprit` is None where every floating-point output has its counterpart."""
 
     steps: tuple[Step, ...]
     culprit: Step | None
@@ -62,7 +62,7 @@ class Bisection:
     @property
     def sentence(self) -> str:
         if self.culprit is None:
-            return "every output agrees; no module differs"
+            return "every floating-point output agrees on this example; no module differs"
         step = self.culprit
         where = f"module '{step.module}'" if step.module else "the outermost module"
         source = f", called at {step.source}" if step.source else ""

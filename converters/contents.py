@@ -22,10 +22,6 @@ class Value:
     constant: bool = False
     note: str = ""  # "image RGB", "enumerated shapes": what the format says beyond shape and dtype
 
-    @property
-    def is_float(self) -> bool:
-        return "float" in self.dtype
-
 
 @dataclass(frozen=True)
 class Node:

@@ -13,7 +13,7 @@ from typing import Any
 from converters.artifact import METADATA_KEY, artifact_files
 from converters.contents import Contents, Function, Node, Shape, Value, Weight
 from converters.coreml import MAIN, _parse, _specification_file
-from converters.errors import EdgeVitError
+from converters.errors import EdgeVitError, first_line
 from converters.quiet import quiet
 
 with quiet():
@@ -29,6 +29,13 @@ def read(path: Path) -> Contents:
     """Raises EdgeVitError when `path` is no Core ML package with an ML program, or its weights were cut short."""
     _check_manifest(path)
     spec = _parse(_specification_file(path), path)
+    try:
+        return _contents(path, spec)
+    except (IndexError, KeyError, TypeError, ValueError) as error:
+        raise EdgeVitError(f"{path}: a damaged Core ML package ({first_line(error)})") from error
+
+
+def _contents(path: Path, spec: Any) -> Contents:
     description = spec.description
     described = {item.name: item for item in description.functions} or {MAIN: description}
     weights: dict[object, Weight] = {}

@@ -24,7 +24,7 @@ def read(path: Path) -> Contents:
     try:
         _check_text(model)
         return _contents(path, model)
-    except (TypeError, ValueError) as error:  # names that are no text come as bytes
+    except (IndexError, TypeError, ValueError) as error:  # names that are no text come as bytes
         raise EdgeVitError(f"{path}: a damaged ONNX model ({first_line(error)})") from error
 
 

@@ -11,8 +11,7 @@ from ai_edge_litert import schema_py_generated as schema
 
 from converters.contents import Contents, Function, Node, Shape, Value, Weight
 from converters.errors import EdgeVitError
-from converters.tflite import METADATA_NAME
-from converters.tflite_file import TFLiteFile
+from converters.tflite_file import METADATA_NAME, TFLiteFile, text
 
 
 def _names(enum: type) -> dict[int, str]:
@@ -37,11 +36,6 @@ def read(path: Path) -> Contents:
 def load(path: Path) -> Any:
     """Every table of the file as objects. Raises EdgeVitError when it is no whole TFLite model."""
     return TFLiteFile.parse(path.read_bytes(), name=path).model
-
-
-def text(value: bytes | str | None) -> str:
-    """A string of the flatbuffer, which its objects hold as bytes."""
-    return value.decode(errors="replace") if isinstance(value, bytes) else value or ""
 
 
 def _contents(path: Path, model: Any) -> Contents:

@@ -63,9 +63,9 @@ def infer_signature(
     if probe.batched(outputs):
         symbols = symbols.batch()
     if probe.image is not None:
-        symbols = _image_symbols(probe, symbols, outputs, dynamic)
+        symbols = _image_symbols(probe, symbols, dynamic)
     elif probe.tokens is not None and dynamic:
-        symbols = _token_symbols(probe, symbols, outputs)
+        symbols = _token_symbols(probe, symbols)
     return _described(probe, symbols, outputs, dict(meanings or {}))
 
 
@@ -195,7 +195,7 @@ def _by_name(module: nn.Module, example_inputs: object) -> Tensors:
     return found
 
 
-def _image_symbols(probe: _Probe, symbols: _Symbols, outputs: Tensors, dynamic: bool) -> _Symbols:
+def _image_symbols(probe: _Probe, symbols: _Symbols, dynamic: bool) -> _Symbols:
     """Height and width, in the inputs always; in the outputs where they may change."""
     image = cast(Tensor, probe.image)
     height, width = image.shape[-2:]
@@ -234,7 +234,7 @@ def _smallest(probe: _Probe, step: int, largest: int) -> int:
     return largest
 
 
-def _token_symbols(probe: _Probe, symbols: _Symbols, outputs: Tensors) -> _Symbols:
+def _token_symbols(probe: _Probe, symbols: _Symbols) -> _Symbols:
     """A dimension `tokens` where another length runs; its range is what was seen to run."""
     length = cast(Tensor, probe.tokens).shape[1]
     shorter, longer = length // 2, 2 * length

@@ -51,8 +51,9 @@ def _onnx(path: Path, inputs: dict[str, np.ndarray], _: str | None) -> Iterator[
 def _tflite(path: Path, inputs: dict[str, np.ndarray], entry_point: str | None) -> Iterator[Intermediate]:
     from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
-    from converters.contents_tflite import load, op_name, text
+    from converters.contents_tflite import load, op_name
     from converters.quiet import quiet
+    from converters.tflite_file import text
 
     model = load(path)
     signatures = {text(item.signatureKey): item.subgraphIndex for item in model.signatureDefs or []}

@@ -15,12 +15,11 @@ from torch import nn
 from converters.errors import EdgeVitError
 from converters.picture import PictureInput
 from converters.signature import Signature, Size
-from converters.tflite_file import TFLiteFile, text
+from converters.tflite_file import METADATA_NAME, TFLiteFile, text
 from converters.tflite_metadata import describe_picture
 from converters.unsupported import refuse_large, unsupported
 from converters.wrap import Named, zero_inputs
 
-METADATA_NAME = "EDGEVIT_METADATA"
 CONVERTER_PACKAGES = ("litert-torch", "litert-converter")
 RUNTIME_PACKAGE = "ai-edge-litert"
 # The share of a half-precision file's constants that may still be float32: norms, biases, tables that are added.

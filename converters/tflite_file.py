@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import struct
 import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from ai_edge_litert import schema_py_generated as schema
 from converters.errors import EdgeVitError
 
 IDENTIFIER = b"TFL3"
+METADATA_NAME = "EDGEVIT_METADATA"
+LARGEST_APPENDED = 1 << 26  # bytes of label files and the like: a zip in an untrusted file may not unpack to more
 ALIGNMENT = 16  # the schema asks it of every buffer: kernels read weights in place
 
 
@@ -89,9 +92,13 @@ def _appended(content: bytes) -> dict[str, bytes]:
         return {}
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            if sum(item.file_size for item in archive.infolist()) > LARGEST_APPENDED:
+                raise ValueError(f"more than {LARGEST_APPENDED} bytes are appended")
             return {name: archive.read(name) for name in archive.namelist()}
     except zipfile.BadZipFile:  # weights may look like the end of a zip
         return {}
+    except (RuntimeError, zlib.error) as error:  # encrypted, or compressed as Python does not know
+        raise ValueError("what is appended cannot be read") from error
 
 
 class _AlignedBuilder(flatbuffers.Builder):

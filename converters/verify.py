@@ -32,10 +32,12 @@ class Verification:
     sizes: tuple[Size, ...]
     notes: tuple[str, ...]  # what was assumed, one line each
     failure: ParityError | None
+    incomparable: Size | None = None  # the first at which an output was missing, not finite or of another shape
 
     @property
     def worst_size(self) -> Size:
-        return Size.parse(parity.worst(self.verified).size) if self.verified else self.sizes[0]
+        """Where a fault is best looked for."""
+        return self.incomparable or Size.parse(parity.worst(self.verified).size)
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,8 @@ def verify(
     `sample_inputs(size, n)` gives n realistic examples, arrays (n, …) by the module's input names. A file that takes
     pictures needs the module's `preprocessing`. A file of another maker may call its inputs and outputs otherwise:
     then they are taken in order, as far as shapes agree, and `notes` say so. What an output may lose is
-    `parity.TOLERANCE` of the precision that the file's metadata names, else of fp32.
+    `parity.TOLERANCE` of the precision that the file's metadata names (of fp16 where it names another, such as int8),
+    else of fp32.
 
     Raises EdgeVitError when the file cannot be run on the module's inputs at all, ParityError when the module's own
     outputs would prove nothing; a file that misses its tolerance is told in `failure`.
@@ -96,6 +99,7 @@ def verify(
     verified: list[Verified] = []
     notes: tuple[str, ...] = ()
     failure: ParityError | None = None
+    incomparable: Size | None = None
     for size in sizes:
         progress(f"{path.name}: running it at size {size}")
         session, names, proof = _loaded(path, size, subject, sample_inputs)
@@ -110,12 +114,13 @@ def verify(
             verified += proof.compare(names.call(session), batch, size)
         except ParityError as error:
             failure = failure or ParityError(f"{path}: {error}")
+            incomparable = incomparable or size
     if failure is None:
         try:
             parity.check(verified, precision, file=str(path))
         except ParityError as error:
             failure = error
-    return Verification(path, precision, tuple(verified), sizes, notes, failure)
+    return Verification(path, precision, tuple(verified), sizes, notes, failure, incomparable)
 
 
 def bisect_at(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from dataclasses import dataclass, replace
@@ -69,7 +70,7 @@ def hugging_face_source(name: str, weights: str | None, num_classes: int | None)
         module, {key: x[:1] for key, x in examples.items()}, dynamic="input_ids" not in examples
     )
     signature = replace(signature, inputs=tuple(replace(s, meaning=_MEANINGS[s.name]) for s in signature.inputs))
-    label = Path(name).name
+    label = Path(name).expanduser().resolve().name  # "." has a name only so
     notes = [random_note(label)] if weights == RANDOM else []
     return Source(
         module=module,
@@ -126,8 +127,8 @@ def _model_class(folder: Path, where: str) -> tuple[Any, Any]:
     except Exception as error:  # damaged JSON, a kind that this version does not know, code that it would need
         raise EdgeVitError(f"{where}: its config.json cannot be used ({first_line(error)})") from error
     named = (config.architectures or [""])[0]
-    found: Any = getattr(transformers, named, None) if named else None
-    if found is None or not issubclass(found, transformers.PreTrainedModel):
+    found: Any = getattr(transformers, str(named), None)
+    if not inspect.isclass(found) or not issubclass(found, transformers.PreTrainedModel):
         raise EdgeVitError(
             f"{where}: config.json must name its architecture, one of transformers'; found {named or 'none'}"
         )
@@ -156,7 +157,7 @@ def _model(where: str, folder: Path, config: Any, model_class: Any, *, random: b
 def _inputs(where: str, folder: Path, config: Any, model: nn.Module) -> _Inputs:
     main = str(getattr(model, "main_input_name", ""))
     if main == "pixel_values":
-        preprocessing, note = _preprocessing(where, folder, config)
+        preprocessing, note = _preprocessing(folder, config)
         return _Inputs({"pixel_values": picture_batch(preprocessing)}, preprocessing, note)
     if main != "input_ids":
         raise EdgeVitError(f"{where}: takes {main or 'nothing known'}; only pictures and text are taken from here")
@@ -168,7 +169,7 @@ def _inputs(where: str, folder: Path, config: Any, model: nn.Module) -> _Inputs:
     return _Inputs({"input_ids": tokens, "attention_mask": torch.ones_like(tokens)})
 
 
-def _preprocessing(where: str, folder: Path, config: Any) -> tuple[Preprocessing, str]:
+def _preprocessing(folder: Path, config: Any) -> tuple[Preprocessing, str]:
     """From preprocessor_config.json, else plain pictures at the configuration's size; and what it cannot say."""
     path = folder / "preprocessor_config.json"
     size = getattr(config, "image_size", None)

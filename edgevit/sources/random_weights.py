@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
+from converters.errors import EdgeVitError, first_line
+
 TINY = 1e-3  # a parameter no larger than this does nothing
 SEED = 0
 
@@ -28,7 +30,7 @@ def scale_weights(module: nn.Module, inputs: tuple[Tensor, ...], seed: int = SEE
     around 1: most values then lie where the activation behind it passes them on. With biases around 0 a deep network of
     random weights is chaotic, as no trained one is: rounding to fp16 between the layers of a MobileNetV2 grew to 12 %
     of its logits' standard deviation, and to 0.5 % with these. The module is left in eval mode and the global
-    generator as it was.
+    generator as it was. Raises EdgeVitError when the module cannot take `inputs`.
     """
     generator = torch.Generator().manual_seed(seed)
     module.eval()
@@ -42,9 +44,13 @@ def scale_weights(module: nn.Module, inputs: tuple[Tensor, ...], seed: int = SEE
             norm.reset_running_stats()
             norm.momentum = None  # a plain average
             norm.train()
-        module(*inputs)
-        for hook in hooks:
-            hook.remove()
+        try:
+            module(*inputs)
+        except Exception as error:  # a stranger's module raises whatever it likes
+            raise EdgeVitError(f"the module fails on the example inputs: {first_line(error)}") from error
+        finally:
+            for hook in hooks:
+                hook.remove()
         for norm, momentum in momenta.items():
             norm.momentum = momentum
             norm.eval()

@@ -10,8 +10,9 @@ import onnx
 from onnx import numpy_helper
 
 from converters.contents_coreml import BLOB_HEADER, _operations
-from converters.contents_tflite import load, text
+from converters.contents_tflite import load
 from converters.coreml import _parse, _specification_file
+from converters.tflite_file import text
 
 
 def tamper_onnx(path: Path, out: Path, initializer: str, factor: float = 1.2) -> Path:

@@ -17,6 +17,7 @@ from ai_edge_litert.interpreter import Interpreter
 from onnx import TensorProto, helper, numpy_helper
 
 from converters.contents import read_contents
+from converters.coreml import _parse, _specification_file
 from converters.errors import EdgeVitError
 from converters.inspection import inspect, operations
 
@@ -145,9 +146,11 @@ def test_a_link_out_of_the_folder_is_not_followed(tmp_path):
     assert "not followed" in inspect(external(folder, "link.bin", write=False)).problems[0]
 
 
-def test_metadata_that_cannot_be_read_is_a_problem_not_an_end(paths, tmp_path):
+@pytest.mark.parametrize("change", [{"sizes": None}, {"golden": {"size": "64", "inputs": [1], "outputs": {}}}, None])
+def test_metadata_that_cannot_be_read_is_a_problem_not_an_end(change, paths, tmp_path):
     model = onnx.load(paths["onnx"])
-    model.metadata_props[0].value = '{"model": 1}'
+    text = model.metadata_props[0].value
+    model.metadata_props[0].value = "[" * 100_000 if change is None else json.dumps(json.loads(text) | change)
     onnx.save(model, tmp_path / "x.onnx")
     inspection = inspect(tmp_path / "x.onnx")
     assert inspection.artifact is None
@@ -229,3 +232,43 @@ def test_flipped_bytes_end_in_one_line_or_in_an_answer(paths, tmp_path):
             path.write_bytes(damaged)
             with contextlib.suppress(EdgeVitError):
                 json.dumps(inspect(path).to_json())
+
+
+def test_flipped_bytes_in_a_package_end_in_one_line_or_in_an_answer(paths, tmp_path):
+    generator = random.Random(5)
+    package = tmp_path / "x.mlpackage"
+    shutil.copytree(paths["coreml"], package)
+    file = package / "Data/com.apple.CoreML/model.mlmodel"
+    content = file.read_bytes()
+    for _ in range(120):
+        damaged = bytearray(content)
+        for _ in range(generator.choice((1, 3, 20))):
+            damaged[generator.randrange(len(damaged))] = generator.randrange(256)
+        file.write_bytes(damaged)
+        with contextlib.suppress(EdgeVitError):
+            json.dumps(inspect(package).to_json())
+
+
+def test_a_constant_that_nobody_named_is_one_line(tmp_path):
+    node = helper.make_node("Constant", [], ["x"], value=numpy_helper.from_array(np.zeros(2, np.float32)))
+    del node.output[:]
+    output = helper.make_tensor_value_info("y", TensorProto.FLOAT, [2])
+    model = helper.make_model(helper.make_graph([node], "g", [], [output]), ir_version=10)
+    onnx.save(model, tmp_path / "x.onnx")
+    assert "damaged ONNX model" in refused(tmp_path / "x.onnx")
+
+
+@pytest.mark.parametrize("field", ["outputs", "dataType"])
+def test_a_program_with_a_hole_is_one_line(field, paths, tmp_path):
+    package = tmp_path / "x.mlpackage"
+    shutil.copytree(paths["coreml"], package)
+    file = _specification_file(package)
+    spec = _parse(file, package)
+    for function in spec.mlProgram.functions.values():
+        for block in function.block_specializations.values():
+            if field == "outputs":
+                del next(item for item in block.operations if item.type == "const").outputs[:]
+            else:
+                block.operations[-1].outputs[0].type.tensorType.dataType = 999
+    file.write_bytes(spec.SerializeToString())
+    assert "damaged Core ML package" in refused(package)

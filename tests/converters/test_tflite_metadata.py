@@ -15,9 +15,11 @@ from export_models import lively_small, pictures
 
 from converters import tflite
 from converters.artifact import Preprocessing
+from converters.errors import EdgeVitError
 from converters.picture import PictureInput
 from converters.quiet import quiet
 from converters.signature import Signature, Size
+from converters.tflite_file import TFLiteFile
 
 SIZE = Size.parse("64")
 LABELS = ["cat", "dog", "Käfer", "bird", "fish", "horse", "owl"]
@@ -142,3 +144,27 @@ def test_without_labels_there_is_no_zip(picture, tmp_path):
         tflite.convert(picture, picture.signature, (SIZE,), path, precision="fp32", batch=1, samples={})
     assert not zipfile.is_zipfile(path)
     assert tflite.read(path) is None
+
+
+@pytest.mark.parametrize("kind", ["large", "encrypted", "method"])
+def test_a_zip_that_may_not_be_unpacked_is_one_line(kind):
+    """A label file of 100 MB takes 100 kB when compressed; no reader of the format knows compression."""
+    stream = io.BytesIO(b"\0\0\0\0")
+    with zipfile.ZipFile(stream, "a", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("labels.txt", b"\0" * (100_000_000 if kind == "large" else 100))
+    content = bytearray(stream.getvalue())
+    for signature, flags, method in ((b"PK\1\2", 8, 10), (b"PK\3\4", 6, 8)):
+        place = content.index(signature)
+        if kind == "encrypted":
+            content[place + flags] |= 1
+        if kind == "method":
+            content[place + method] = 99
+    with pytest.raises(EdgeVitError, match=r"x\.tflite: a damaged TFLite model"):
+        TFLiteFile.parse(_smallest() + bytes(content), name="x.tflite")
+
+
+def _smallest() -> bytes:
+    """A TFLite file of one empty subgraph."""
+    model = schema.ModelT()
+    model.version, model.subgraphs = 3, [schema.SubGraphT()]
+    return TFLiteFile(model, {}).to_bytes()

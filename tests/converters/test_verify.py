@@ -65,6 +65,36 @@ def test_a_miss_names_output_and_worst_size(paths, small, tmp_path):
         assert result.worst_size == Size.parse(worst.size)
 
 
+def test_a_size_that_cannot_be_compared_is_the_worst(small, tmp_path):
+    """A file that is right at 64 and gives what is not finite at 96, which no figure can stand for."""
+    [artifact] = converters.export(
+        small, small.signature, name="small", out=tmp_path, formats=["onnx"], sizes=SIZES, sample_inputs=pictures
+    )
+    model = onnx.load(artifact.path)
+    graph, logits = model.graph, model.graph.output[0].name
+    writer = next(node for node in graph.node if logits in node.output)
+    writer.output[list(writer.output).index(logits)] = "finite"
+    numbers = {"limit": [80], "zero": np.float32([0])}
+    for name, value in numbers.items():
+        kind = np.float32 if name == "zero" else np.int64
+        graph.initializer.append(onnx.numpy_helper.from_array(np.array(value, kind), name))
+    graph.node.extend(
+        [
+            onnx.helper.make_node("Shape", [graph.input[0].name], ["width"], start=3),
+            onnx.helper.make_node("Greater", ["width", "limit"], ["wide"]),
+            onnx.helper.make_node("Cast", ["wide"], ["one"], to=onnx.TensorProto.FLOAT),
+            onnx.helper.make_node("Div", ["one", "zero"], ["infinite"]),  # 0 / 0 where it is narrow
+            onnx.helper.make_node("Where", ["wide", "infinite", "zero"], ["added"]),
+            onnx.helper.make_node("Add", ["finite", "added"], [logits]),
+        ]
+    )
+    onnx.save(model, artifact.path)
+    result = checked(artifact.path, small)
+    assert [item.size for item in result.verified] == ["64"]
+    assert "at size 96 is not finite" in str(result.failure)
+    assert result.worst_size == SIZES[1]
+
+
 def test_only_the_asked_sizes_are_run(paths, small):
     assert [item.size for item in checked(paths["onnx"], small, sizes=Size.parse_list("72")).verified] == ["72"]
     with pytest.raises(EdgeVitError, match="does not hold size 72; it holds 64, 96"):

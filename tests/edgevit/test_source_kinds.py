@@ -299,3 +299,21 @@ def test_random_weights_leave_nothing_dead():
     assert module.norm.momentum == 0.1
     module.branch.weight.zero_()
     assert float((module(pictures[:2]) - after).abs().max()) > 1e-2
+
+
+def test_a_module_that_random_weights_do_not_fit_is_one_line():
+    with pytest.raises(EdgeVitError, match="the module fails on the example inputs: mat1 and mat2"):
+        scale_weights(torch.nn.Linear(3, 4), (torch.rand(4, 5),))
+
+
+@pytest.mark.parametrize("architecture", ["logging", "BertTokenizer", 7])
+def test_an_architecture_that_is_no_model_is_one_line(architecture, tmp_path):
+    config = {"model_type": "bert", "architectures": [architecture]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(EdgeVitError, match=r"config\.json"):
+        load_source(f"hf:{tmp_path}", weights="random")
+
+
+def test_the_current_folder_has_a_name(vit_folder, monkeypatch):
+    monkeypatch.chdir(vit_folder)
+    assert load_source("hf:.").name == vit_folder.name
