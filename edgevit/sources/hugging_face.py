@@ -128,7 +128,8 @@ def _model_class(folder: Path, where: str) -> tuple[Any, Any]:
         raise EdgeVitError(f"{where}: its config.json cannot be used ({first_line(error)})") from error
     named = (config.architectures or [""])[0]
     found: Any = getattr(transformers, str(named), None)
-    if not inspect.isclass(found) or not issubclass(found, transformers.PreTrainedModel):
+    is_model = inspect.isclass(found) and issubclass(found, transformers.PreTrainedModel)
+    if not is_model:
         raise EdgeVitError(
             f"{where}: config.json must name its architecture, one of transformers'; found {named or 'none'}"
         )
