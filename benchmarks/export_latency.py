@@ -16,9 +16,11 @@ from __future__ import annotations
 
 import argparse
 import collections
+import hashlib
 import json
 import time
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -116,10 +118,19 @@ def export_theirs(module: nn.Module, form: str, example: torch.Tensor, path: Pat
             path.write_bytes(litert_torch.convert(module, (example,)).model_content())
 
 
+def code_hash() -> str:
+    """Of what decides how a file comes out, so that none is measured that older code wrote."""
+    root = Path(__file__).resolve().parent.parent
+    sources = [*sorted(root.glob("converters/*.py")), *sorted(root.glob("edgevit/models/*.py"))]
+    versions = [version(name) for name in ("torch", "litert-torch", "onnxscript")]
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sources) + str(versions).encode()).hexdigest()[:12]
+
+
 def files(name: str, peer: str, form: str, size: Size, work: Path) -> tuple[Source, dict[str, Path]]:
     """Ours and the peer's, made unless `work` has them."""
     source, theirs = subjects(name, peer, work)
-    place = work / f"{name.replace(':', '-').replace('/', '-')}-{size}-{form}-{peer.replace(':', '-')}"
+    what = "-".join([name, str(size), form, peer, code_hash()])
+    place = work / what.replace(":", "-").replace("/", "-")
     found = {side: place / side for side in ("ours", "peer")}
     for side, folder in found.items():
         path = folder / f"file{SUFFIXES[form]}"

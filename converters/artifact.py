@@ -199,9 +199,15 @@ def written_beside(path: Path) -> Iterator[Path]:
     try:
         draft = folder / path.name
         yield draft
-        if path.is_dir():
+        if path.is_dir():  # a folder cannot be replaced in one step: it comes back should the second one fail
             path.rename(folder / "replaced")
-        os.replace(draft, path)
+            try:
+                draft.rename(path)
+            except OSError:
+                (folder / "replaced").rename(path)
+                raise
+        else:
+            os.replace(draft, path)
     except OSError as error:
         raise EdgeVitError(f"{path}: cannot write it ({error.strerror or error})") from error
     finally:

@@ -69,7 +69,7 @@ def export(
     comparison would prove nothing; with `keep_failed` the file stays as NAME.unverified. Raises EdgeVitError for wrong
     arguments and what a converter cannot convert. Files that were finished before stay.
     """
-    out, sizes = Path(out), tuple(dict.fromkeys(sizes))
+    out, sizes, formats = Path(out), tuple(dict.fromkeys(sizes)), tuple(dict.fromkeys(formats))
     if input not in INPUTS:
         raise EdgeVitError(f"input '{input}': choose from {', '.join(INPUTS)}")
     check_arguments(signature, formats, sizes, precision, batch, target, labels)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,7 +87,7 @@ def verify(
     pictures needs the module's `preprocessing`. A file of another maker may call its inputs and outputs otherwise:
     then they are taken in order, as far as shapes agree, and `notes` say so. What an output may lose is
     `parity.TOLERANCE` of the precision that the file's metadata names (of fp16 where it names another, such as int8),
-    else of fp32.
+    and of fp32 where it names none or most weights are float32 whatever it says.
 
     Raises EdgeVitError when the file cannot be run on the module's inputs at all, ParityError when the module's own
     outputs would prove nothing; a file that misses its tolerance is told in `failure`.
@@ -178,7 +179,15 @@ def _subject(
 
 
 def _precision(contents: Contents) -> str:
-    named = "fp32" if contents.artifact_text is None else open_artifact(contents.path).metadata.precision
+    """What the metadata names, if the weights bear it out: a claim alone must not widen what a file may lose."""
+    if contents.artifact_text is None:
+        return "fp32"
+    counts = collections.Counter[str]()
+    for weight in contents.weights:
+        counts["float32" if weight.dtype == "float32" and not weight.compression else "fewer bits"] += weight.count
+    named = open_artifact(contents.path).metadata.precision
+    if named == "fp32" or counts["float32"] > counts["fewer bits"]:
+        return "fp32"
     return named if named in parity.TOLERANCE else "fp16"
 
 

@@ -12,6 +12,7 @@ from export_models import pictures
 
 from converters import onnx as onnx_format
 from converters import run
+from converters.artifact import written_beside
 from converters.errors import EdgeVitError
 from converters.signature import Size
 
@@ -162,3 +163,12 @@ def test_paths_that_are_no_artifact(tmp_path):
     for name in ("folder.onnx", "file.mlpackage", "empty.mlpackage", "model.pt", "missing.onnx"):
         with pytest.raises(EdgeVitError, match=name):
             run.load(tmp_path / name)
+
+
+def test_an_old_package_comes_back_when_the_new_one_cannot_take_its_place(tmp_path):
+    old = tmp_path / "model.mlpackage"
+    old.mkdir()
+    (old / "kept").touch()
+    with pytest.raises(EdgeVitError, match="cannot write it"), written_beside(old):
+        pass  # nothing was written, so there is nothing to rename
+    assert [path.name for path in tmp_path.rglob("*")] == ["model.mlpackage", "kept"]

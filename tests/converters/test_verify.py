@@ -228,3 +228,15 @@ def test_whole_numbers_are_narrowed_for_intermediate_values_too(tmp_path, capfd)
     path = exported(module, signature, samples, tmp_path)
     assert bisect_at(path, module, signature, samples, Size(())).culprit is None
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_claim_of_fp16_does_not_widen_what_float32_weights_may_lose(paths, small, tmp_path):
+    """Off by more than fp32 allows and less than fp16 does, in a file that says fp16 of itself."""
+    off = tamper_onnx(paths["onnx"], tmp_path / "off.onnx", "module.head.weight", 1.002)
+    model = onnx.load(off)
+    [entry] = [item for item in model.metadata_props if item.key == "edgevit"]
+    entry.value = entry.value.replace('"precision":"fp32"', '"precision":"fp16"')
+    onnx.save(model, off)
+    found = verify(off, small, small.signature, pictures)
+    assert 1e-4 < max(item.max_abs_over_std for item in found.verified) < 2e-2
+    assert "fp32 allows" in found.failure
