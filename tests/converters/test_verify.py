@@ -239,4 +239,4 @@ def test_a_claim_of_fp16_does_not_widen_what_float32_weights_may_lose(paths, sma
     onnx.save(model, off)
     found = verify(off, small, small.signature, pictures)
     assert 1e-4 < max(item.max_abs_over_std for item in found.verified) < 2e-2
-    assert "fp32 allows" in found.failure
+    assert "fp32 allows" in str(found.failure)
