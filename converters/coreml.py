@@ -53,6 +53,11 @@ def convert(
     end, or without which the outputs would miss the tolerance: the notes that are returned say how many those are.
     Inputs and outputs stay float32. A `PictureInput` becomes an image input; with `labels` a classifier.
     """
+    if truths := [spec.name for spec in signature.outputs if spec.dtype == "bool"]:
+        raise EdgeVitError(
+            f"coreml: output '{truths[0]}' holds truth values, which Core ML has no outputs of; return whole numbers "
+            "instead, or leave this format out"
+        )
     count = 1 if batch == "dynamic" else int(batch)
     target = target or "ios16"
     if len(sizes) > 1 and target != "ios18":

@@ -28,6 +28,8 @@ def read_inputs(program: Program, files: Sequence[str], function: str | None = N
             name = next(iter(types))
         if name not in types:
             raise EdgeVitError(f"input '{text}': write NAME={file}; the program takes {', '.join(types)}")
+        if name in arrays:
+            raise EdgeVitError(f"input '{text}': {name} is given twice")
         array = _read(Path(file))
         cast = np.can_cast(array.dtype, types[name].dtype, "same_kind")
         arrays[name] = array.astype(types[name].dtype) if cast else array

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -60,7 +61,8 @@ def command(
         write_arrays(output, results)
     if as_json:
         found = {name: _figures(array) for name, array in results.items()}
-        click.echo(json.dumps({"outputs": found} | ({"ranges": reached} if ranges else {}), indent=2))
+        numbers = {name: value if math.isfinite(value) else str(value) for name, value in reached.items()}
+        click.echo(json.dumps({"outputs": found} | ({"ranges": numbers} if ranges else {}), indent=2))
         return
     from edgevit.cli.tables import print_table
 

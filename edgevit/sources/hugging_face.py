@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from converters.artifact import Preprocessing
 from converters.errors import EdgeVitError, first_line
 from converters.infer import infer_signature
+from converters.quiet import quiet
 from converters.wrap import flat_outputs
 from edgevit.sources.library import create, examples_of, fitting_labels, picture_batch, random_note
 from edgevit.sources.random_weights import scale_weights
@@ -127,9 +128,9 @@ def _model_class(folder: Path, where: str) -> tuple[Any, Any]:
     except Exception as error:  # damaged JSON, a kind that this version does not know, code that it would need
         raise EdgeVitError(f"{where}: its config.json cannot be used ({first_line(error)})") from error
     named = (config.architectures or [""])[0]
-    found: Any = getattr(transformers, str(named), None)
-    is_model = inspect.isclass(found) and issubclass(found, transformers.PreTrainedModel)
-    if not is_model:
+    with quiet():  # its modules are imported only now, and one of them warns of this torch
+        found: Any = getattr(transformers, str(named), None)
+    if not (inspect.isclass(found) and issubclass(found, transformers.PreTrainedModel)):
         raise EdgeVitError(
             f"{where}: config.json must name its architecture, one of transformers'; found {named or 'none'}"
         )
@@ -143,14 +144,15 @@ def _model(where: str, folder: Path, config: Any, model_class: Any, *, random: b
     if random:
         return create(where, lambda: model_class._from_config(config, attn_implementation="eager"))
     try:
-        return model_class.from_pretrained(
-            folder,
-            config=config,
-            use_safetensors=True,
-            local_files_only=True,
-            attn_implementation="eager",
-            dtype=torch.float32,
-        )
+        with quiet():  # a bar for what takes a moment
+            return model_class.from_pretrained(
+                folder,
+                config=config,
+                use_safetensors=True,
+                local_files_only=True,
+                attn_implementation="eager",
+                dtype=torch.float32,
+            )
     except Exception as error:  # whatever transformers raises
         raise EdgeVitError(f"{where}: its weights cannot be loaded ({first_line(error)})") from error
 

@@ -19,6 +19,8 @@ from edgevit.sources.source import RANDOM, Source, weights_sha256
 def registered_source(name: str, weights: str | None, num_classes: int | None, channel_order: str | None) -> Source:
     """Without weights, or with "random", random ones, the same every time; `num_classes` is then 1000 by default."""
     if weights in (None, RANDOM):
+        if channel_order is not None:
+            raise EdgeVitError(f"{name}: the channel order is that of weights; give --weights, or leave it out")
         module = _random(name, 1000 if num_classes is None else num_classes)
         note = f"random weights: {name} was not trained; give weights for a model that knows anything"
         return _source(name, module, Preprocessing(), note=note)

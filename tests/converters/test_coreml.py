@@ -222,6 +222,34 @@ def test_run_coreml_runs_files(package, tmp_path):
     ]
 
 
+def test_json_stays_json_where_a_value_is_not_finite(package, tmp_path):
+    np.save(tmp_path / "x.npy", np.full((1, 64), np.nan, np.float32))
+    result = CliRunner().invoke(command, [str(package), "--input", str(tmp_path / "x.npy"), "--ranges", "--json"])
+    said = json.loads(result.output, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert said["ranges"]["y"] == "nan"
+    assert said["outputs"]["y"]["not finite"] == 64
+
+
+def test_an_input_given_twice_is_refused(package, tmp_path):
+    np.save(tmp_path / "x.npy", normal(1, 64))
+    twice = ["--input", f"a={tmp_path / 'x.npy'}"] * 2
+    result = CliRunner().invoke(command, [str(package), *twice])
+    assert isinstance(result.exception, EdgeVitError)
+    assert "a is given twice" in str(result.exception)
+
+
+def test_truth_values_as_outputs_are_refused_before_any_work(tmp_path):
+    class Positive(torch.nn.Module):
+        def forward(self, a):
+            return a > 0
+
+    signature = Signature((TensorSpec("a", ("batch", 4)),), (TensorSpec("y", ("batch", 4), "bool"),))
+    with pytest.raises(EdgeVitError, match=r"output 'y' holds truth values, which Core ML has no outputs of"):
+        coreml.convert(
+            Positive(), signature, (Size(()),), tmp_path / "x.mlpackage", precision="fp32", batch=1, samples={}
+        )
+
+
 @pytest.mark.parametrize(
     ("spelled", "content", "message"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
 import sys
 
 import numpy as np
@@ -127,6 +128,12 @@ def test_a_folder_of_transformers(vit_folder):
     assert source.preprocessing.interpolation == "bicubic"
     assert source.size == Size.parse("32")
     assert [spec.meaning for spec in source.signature.inputs] == ["image"]
+
+
+def test_the_library_says_nothing_on_its_own(vit_folder):
+    code = f"from edgevit.sources import load_source; load_source('hf:{vit_folder}')"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (said.returncode, said.stdout, said.stderr) == (0, "", "")
 
 
 def test_processors_that_squash_are_said_to(vit_folder):

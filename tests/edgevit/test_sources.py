@@ -112,6 +112,8 @@ def test_the_hash_is_of_names_and_values():
         (("EMPTY/file.pt",), "lies in no run folder; name its model"),
         (("mobilevit_xxs", "nowhere.pt"), "nowhere.pt: no such file or folder"),
         (("RUN", "weights.pt"), "a run has weights of its own"),
+        (("mobilevit_xxs", None, None, "BGR"), "the channel order is that of weights; give --weights"),
+        (("mobilevit_xxs", "random", None, "RGB"), "the channel order is that of weights"),
         (("RUN", None, 5), "was trained with 2 classes, not 5"),
     ],
 )
@@ -119,9 +121,9 @@ def test_wrong_sources_are_one_line(arguments, message, tmp_path):
     make_run(tmp_path / "run")
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "file.pt").touch()
-    source, weights, num_classes = (*arguments, None, None)[:3]
+    source, weights, num_classes, order = (*arguments, None, None, None)[:4]
     source = source.replace("EMPTY", str(tmp_path / "empty")).replace("RUN", str(tmp_path / "run"))
     with pytest.raises(EdgeVitError) as caught:
-        load_source(source, weights=weights, num_classes=num_classes)
+        load_source(source, weights=weights, num_classes=num_classes, channel_order=order)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
