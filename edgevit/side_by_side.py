@@ -19,9 +19,10 @@ T = TypeVar("T")
 Progress = Callable[[str], None]
 Job = Callable[[Progress], T]
 
-# In a worker: where its progress goes, and whether it was told to stop.
+# In a worker: where its progress goes, whether it was told to stop, and whether it is at a job.
 _lines: SimpleQueue[str | None] | None = None
 _interrupted = False
+_working = False
 
 
 def side_by_side(jobs: Sequence[Job[T]], processes: int, progress: Progress) -> list[T]:
@@ -62,19 +63,25 @@ def _tell(lines: SimpleQueue[str | None], progress: Progress) -> None:
 def _begin(lines: SimpleQueue[str | None]) -> None:
     global _lines
     _lines = lines
-    signal.signal(signal.SIGINT, _interrupt_once)
+    for kind in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(kind, _interrupt_once)
 
 
 def _interrupt_once(_signal: int, _frame: object) -> None:
     """A terminal's Ctrl-C reaches a worker too, before the one passed on: the second must not stop the tidying up."""
     global _interrupted
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _interrupted = True
-    raise KeyboardInterrupt
+    first, _interrupted = not _interrupted, True
+    if first and _working:  # else it is between jobs, or loading the first one, and `_work` will see it
+        raise KeyboardInterrupt
 
 
 def _work(job: Job[Any]) -> Any:
+    global _working
     assert _lines is not None
-    if _interrupted:  # the pool hands a worker its next job before the last is over
-        raise KeyboardInterrupt
-    return job(_lines.put)
+    _working = True
+    try:
+        if _interrupted:  # the pool hands a worker its next job before the last is over
+            raise KeyboardInterrupt
+        return job(_lines.put)
+    finally:
+        _working = False

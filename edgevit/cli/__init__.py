@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
+import threading
 
 import click
 
@@ -71,6 +73,8 @@ def main(debug: bool) -> None:
     # threads that never spin, a third slower when none does. OpenMP reads this when torch is loaded, which is later.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    if threading.current_thread() is threading.main_thread():  # being told to end leaves as little behind as Ctrl-C
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(line_buffering=True)

@@ -130,7 +130,8 @@ def _model_class(folder: Path, where: str) -> tuple[Any, Any]:
     named = (config.architectures or [""])[0]
     with quiet():  # its modules are imported only now, and one of them warns of this torch
         found: Any = getattr(transformers, str(named), None)
-    if not (inspect.isclass(found) and issubclass(found, transformers.PreTrainedModel)):
+    is_model = inspect.isclass(found) and issubclass(found, transformers.PreTrainedModel)
+    if not is_model:
         raise EdgeVitError(
             f"{where}: config.json must name its architecture, one of transformers'; found {named or 'none'}"
         )
