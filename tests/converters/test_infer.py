@@ -166,6 +166,17 @@ def test_names_of_outputs():
         named_outputs({"x": a}, ("z",))
 
 
+class Selecting(nn.Module):
+    """Nothing is above the threshold."""
+
+    def forward(self, x):
+        return x[:, x[0] > 2]
+
+
+def test_an_output_may_be_empty():
+    assert infer_signature(Selecting(), torch.rand(2, 3)).outputs[0].shape == ("batch", 0)
+
+
 class Wrong(nn.Module):
     def forward(self, x, y=None):
         return "text" if y is None else x @ y
