@@ -187,6 +187,11 @@ class Spectrum(nn.Module):
         return torch.fft.fft(x)
 
 
+class Shortened(nn.Module):
+    def forward(self, x):
+        return x.bfloat16()
+
+
 @pytest.mark.parametrize(
     ("module", "inputs", "options", "message"),
     [
@@ -194,6 +199,15 @@ class Spectrum(nn.Module):
         (Wrong(), torch.rand(1), {}, "returns no tensor"),
         (Wrong(), (torch.rand(2, 3), torch.rand(2, 3)), {}, "the module fails on the example inputs: "),
         (Spectrum(), torch.rand(1, 4), {}, "'output' is complex, which no format has"),
+        (
+            nn.Linear(4, 2).bfloat16(),
+            torch.rand(1, 4),
+            {},
+            "the module holds 'weight' in bfloat16; call .float() on it",
+        ),
+        (nn.BatchNorm1d(4).half(), torch.rand(1, 4), {}, "the module holds 'weight' in float16; call .float() on it"),
+        (nn.Identity(), torch.rand(1, 4).half(), {}, "inputs hold 'input' in float16; call .float() on it"),
+        (Shortened(), torch.rand(1, 4), {}, "the module returns 'output' in bfloat16; call .float() on it"),
         (Wrong(), (torch.rand(1),) * 3, {}, "3 example inputs, but forward takes 2"),
         (Wrong(), (), {}, "at least one example input"),
         (Wrong(), ([1, 2],), {}, "example input 'x' must be a tensor, not a list"),

@@ -181,6 +181,9 @@ def mismatched():
 
 def leaving():
     raise SystemExit("no weights here")
+
+def short():
+    return torch.nn.Linear(3, 2).bfloat16(), torch.rand(2, 3).bfloat16()
 """
 
 
@@ -216,6 +219,7 @@ def test_a_function_in_the_current_folder():
         ("my_models:alone", r"must return \(module, example_inputs\) .*, not a module alone"),
         ("my_models:mismatched", r"the module fails on the example inputs: .*shapes"),
         ("my_models:leaving", r"my_models\.py, line 23: SystemExit: no weights here"),
+        ("my_models:short", r"the module holds 'weight' in bfloat16; call \.float\(\) on it"),
         ("my_models:missing", r"my_models has no function missing; it has plain, described"),
         ("my_models", r"write python:MODULE:FUNCTION"),
         ("nowhere_at_all:f", r"there is no module nowhere_at_all to import from "),
