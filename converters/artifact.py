@@ -17,8 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from converters.errors import EdgeVitError
+from converters.errors import EdgeVitError, first_line
 from converters.signature import Signature, Size
+from converters.typed import typed
 
 FORMATS = {".onnx": "onnx", ".tflite": "tflite", ".mlpackage": "coreml"}
 SUFFIXES = {fmt: suffix for suffix, fmt in FORMATS.items()}
@@ -46,7 +47,9 @@ class Preprocessing:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Preprocessing:
-        return cls(**(data | {"mean": tuple(data["mean"]), "std": tuple(data["std"])}))
+        """Raises ValueError for a value of another type, KeyError without mean and std."""
+        found: Preprocessing = typed(cls, data | {"mean": data["mean"], "std": data["std"]})
+        return found
 
 
 @dataclass(frozen=True)
@@ -76,14 +79,6 @@ class Golden:
             "inputs": {name: _pack(array) for name, array in self.inputs.items()},
             "outputs": {name: _pack(array) for name, array in self.outputs.items()},
         }
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Golden:
-        return cls(
-            data["size"],
-            {name: _unpack(item) for name, item in data["inputs"].items()},
-            {name: _unpack(item) for name, item in data["outputs"].items()},
-        )
 
 
 @dataclass(frozen=True)
@@ -119,19 +114,34 @@ class Metadata:
     def from_json(cls, text: str) -> Metadata:
         """Raises EdgeVitError when `text` is not this version's metadata. Executes nothing."""
         try:
-            data = json.loads(text)
-            data |= {
-                "sizes": tuple(data["sizes"]),
-                "labels": tuple(data["labels"]),
-                "notes": tuple(data.get("notes", ())),
-                "signature": Signature.from_json(data["signature"]),
-                "preprocessing": data["preprocessing"] and Preprocessing.from_json(data["preprocessing"]),
-                "verified": tuple(Verified(**item) for item in data["verified"]),
-                "golden": data["golden"] and Golden.from_json(data["golden"]),
-            }
-            return cls(**data)
+            meta: Metadata = typed(cls, json.loads(text), {np.ndarray: _unpack})
+            meta._check()
+            return meta
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, zlib.error) as error:
             raise EdgeVitError(f"edgevit metadata cannot be read ({error}); export the file again") from error
+
+    def _check(self) -> None:
+        """Raises ValueError for what no export writes and what would fail later: sizes, dimensions, arrays."""
+        if self.format not in RUNTIMES:
+            raise ValueError(f"format is {self.format[:60]!r}")
+        if self.batch != "dynamic" and (isinstance(self.batch, str) or self.batch < 1):
+            raise ValueError(f"batch is {repr(self.batch)[:60]}")
+        for dim in self.signature.dims:
+            if min(dim.minimum, dim.multiple_of) < 1 or (dim.maximum is not None and dim.maximum < dim.minimum):
+                raise ValueError(f"signature.dims: {dim.name[:60]!r} has no length")
+        known = {"batch", *(dim.name for dim in self.signature.dims)}
+        for spec in (*self.signature.inputs, *self.signature.outputs):
+            if any(length not in known if isinstance(length, str) else length < 0 for length in spec.shape):
+                raise ValueError(f"signature: the shape of {spec.name[:60]!r} is {repr(spec.shape)[:60]}")
+            np.dtype(spec.dtype)
+        sizes = [*self.sizes, *self.flops, *([self.golden.size] if self.golden else [])]
+        try:
+            for size in sizes:
+                self.signature.check(Size.parse(size))
+            if self.preprocessing is not None and "height" not in dict(Size.parse(self.preprocessing.size).dims):
+                raise ValueError(f"preprocessing.size is {self.preprocessing.size[:60]!r}")
+        except EdgeVitError as error:
+            raise ValueError(first_line(error)[:160]) from error
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from converters.errors import EdgeVitError, first_line
 from converters.intermediates import Intermediate, intermediates
 from converters.quiet import quiet
 from converters.signature import Signature
+from converters.unsupported import untraceable
 from converters.wrap import Named
 
 # A counterpart's numbers differ by at most this share of the tensor's std, plus this share of each number (fp16 rounds
@@ -180,7 +180,7 @@ def _torch_values(module: nn.Module, signature: Signature, inputs: Mapping[str, 
         with quiet():
             program = torch.export.export(Named(module, signature).eval(), (), kwargs=arguments, strict=False)
     except Exception as error:  # whatever a stranger's module makes torch.export say
-        raise EdgeVitError(f"the module cannot be traced by torch.export: {first_line(error)}") from error
+        raise untraceable(error) from error
     graph_module: Any = program.module()
     recorder = _Recorder(graph_module)
     with torch.inference_mode():

@@ -12,7 +12,7 @@ from typing import Any
 
 from converters.artifact import METADATA_KEY, artifact_files
 from converters.contents import Contents, Function, Node, Shape, Value, Weight
-from converters.coreml import MAIN, _parse, _specification_file
+from converters.coreml import MAIN, parse_specification, specification_file
 from converters.errors import EdgeVitError, first_line
 from converters.quiet import quiet
 
@@ -28,7 +28,7 @@ _PARAMETER = re.compile(r"(?:p_|b_)?(?:(?:named|module)_)*(.+?)_(?:weight|bias)(
 def read(path: Path) -> Contents:
     """Raises EdgeVitError when `path` is no Core ML package with an ML program, or its weights were cut short."""
     _check_manifest(path)
-    spec = _parse(_specification_file(path), path)
+    spec = parse_specification(specification_file(path), path)
     try:
         return _contents(path, spec)
     except (IndexError, KeyError, TypeError, ValueError) as error:

@@ -158,15 +158,15 @@ def _combine(parts: dict[Size, Path], draft: Path) -> None:
 
 def embed(draft: Path, text: str) -> None:
     """Puts metadata into the specification's user-defined metadata (after functions were combined: that drops it)."""
-    file = _specification_file(draft)
-    spec = _parse(file, draft)
+    file = specification_file(draft)
+    spec = parse_specification(file, draft)
     spec.description.metadata.userDefined[METADATA_KEY] = text
     file.write_bytes(spec.SerializeToString())
 
 
 def read(path: Path) -> str | None:
     """The metadata of a package, None where it has none. Raises EdgeVitError when it is no Core ML package."""
-    return dict(_parse(_specification_file(path), path).description.metadata.userDefined).get(METADATA_KEY)
+    return dict(parse_specification(specification_file(path), path).description.metadata.userDefined).get(METADATA_KEY)
 
 
 Ports = tuple[dict[str, ValueType], dict[str, ValueType]]
@@ -177,7 +177,7 @@ def describe(path: Path) -> dict[str, Ports]:
 
     Pictures are uint8 (1, H, W, 3), RGB. A classifier gives its label, "str" (1,), and probabilities (1, K).
     """
-    spec = _parse(_specification_file(path), path)
+    spec = parse_specification(specification_file(path), path)
     functions = {item.name: item for item in spec.description.functions} or {MAIN: spec.description}
     return {name: _ports(item, spec.mlProgram.functions.get(name)) for name, item in functions.items()}
 
@@ -196,14 +196,16 @@ def _ports(description: Any, function: Any) -> Ports:
     return inputs, {item.name: feature_type(item, labels, declared.get(item.name)) for item in description.output}
 
 
-def _specification_file(path: Path) -> Path:
+def specification_file(path: Path) -> Path:
+    """The file of a package that holds its program. Raises EdgeVitError when there is none."""
     files = sorted(path.glob("Data/*/*.mlmodel")) if path.is_dir() else []
     if len(files) != 1:
         raise EdgeVitError(f"{path}: not a Core ML package (a folder with Manifest.json and one .mlmodel inside)")
     return files[0]
 
 
-def _parse(file: Path, path: Path) -> Any:
+def parse_specification(file: Path, path: Path) -> Any:
+    """`file` of the package `path` as coremltools' Model. Raises EdgeVitError for damage and for what is no program."""
     spec = Model_pb2.Model()
     try:
         spec.ParseFromString(file.read_bytes())

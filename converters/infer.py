@@ -44,12 +44,16 @@ def infer_signature(
     STEPS that it takes; else their range is the example's size alone. Tokens without an image have a dimension
     `tokens` where other lengths run. With `dynamic` False all sizes are the example's.
 
-    Raises EdgeVitError for what is no module, inputs that are no tensors or that it cannot take, and for outputs
-    without a tensor.
+    Raises EdgeVitError for what is no module, one of 16-bit numbers, inputs that are no tensors or that it cannot take,
+    and for outputs without a tensor.
     """
     if not isinstance(module, nn.Module):
         raise EdgeVitError(f"a torch.nn.Module is needed, not a {type(module).__name__}")
+    if name := _short({**dict(module.named_parameters()), **dict(module.named_buffers())}):
+        raise EdgeVitError(f"the module holds {name}; call .float() on it: precision is chosen when a file is written")
     inputs = _by_name(module, example_inputs)
+    if name := _short(inputs):
+        raise EdgeVitError(f"the example inputs hold {name}; call .float() on it: files take float32")
     probe = _Probe(module.eval(), inputs, {name: _input_meaning(name, x) for name, x in inputs.items()})
     try:
         outputs = flat_outputs(probe.call(inputs))
@@ -59,6 +63,8 @@ def infer_signature(
         raise EdgeVitError("the module returns no tensor on the example inputs, so there is nothing to export")
     if strange := [name for name, x in (inputs | outputs).items() if x.is_complex()]:
         raise EdgeVitError(f"'{strange[0]}' is complex, which no format has; take its real and imaginary parts")
+    if name := _short(outputs):
+        raise EdgeVitError(f"the module returns {name}; call .float() on it: files give float32")
     symbols = _Symbols.none(inputs, outputs)
     if probe.batched(outputs):
         symbols = symbols.batch()
@@ -320,9 +326,15 @@ def _nearest(x: Tensor, height: int, width: int) -> Tensor:
 
 
 def _close(a: Tensor, b: Tensor) -> bool:
-    if not b.is_floating_point():
+    if not b.is_floating_point() or not b.numel():
         return bool((a == b).all())
     return bool(((a - b).abs() <= SAME_ROW * b.abs().max()).all())
+
+
+def _short(tensors: Tensors) -> str:
+    """The first floating-point tensor of fewer than 32 bits, with its dtype; "" where there is none."""
+    short = ((name, x) for name, x in tensors.items() if x.is_floating_point() and x.element_size() < 4)
+    return next((f"'{name}' in {_dtype(x)}" for name, x in short), "")
 
 
 def _dtype(x: Tensor) -> str:

@@ -200,7 +200,9 @@ def topk(
     return_indices: bool = True,
     output_indices_dtype: str = "int32",
 ) -> Function:
-    """Sorted even where `sort` is false, which leaves the order open; of equal elements the first comes first."""
+    """Of equal elements the first comes first. What order `sort` False gives is not written down."""
+    if not sort:
+        raise NotImplementedError("sort False")
 
     def run(x: Tensor) -> tuple[Tensor, ...]:
         values, indices = torch.sort(x, dim=axis, descending=not ascending, stable=True)

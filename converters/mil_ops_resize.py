@@ -102,6 +102,8 @@ def crop_resize(
     A box over the border is refused: what `pad_value` then touches is not written down.
     """
     _check_mode(sampling_mode)
+    if pad_value:
+        raise NotImplementedError(f"pad_value {pad_value}")
     if not box_coordinate_mode.startswith("CORNERS"):
         raise NotImplementedError(f"box_coordinate_mode {box_coordinate_mode!r}")
     order = [0, 1, 2, 3] if box_coordinate_mode == "CORNERS_HEIGHT_FIRST" else [1, 0, 3, 2]

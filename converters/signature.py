@@ -134,10 +134,3 @@ class Signature:
             "outputs": [vars(spec) | {"shape": list(spec.shape)} for spec in self.outputs],
             "dims": [vars(dim) for dim in self.dims],
         }
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Signature:
-        def specs(items: list[dict[str, Any]]) -> tuple[TensorSpec, ...]:
-            return tuple(TensorSpec(**(item | {"shape": tuple(item["shape"])})) for item in items)
-
-        return cls(specs(data["inputs"]), specs(data["outputs"]), tuple(Dim(**dim) for dim in data["dims"]))

@@ -106,7 +106,7 @@ class RunFolder:
     def preprocessing(self) -> Preprocessing:
         try:
             return Preprocessing.from_json(self.config["preprocessing"])
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise EdgeVitError(f"{self.path / 'config.toml'}: damaged [preprocessing] ({error})") from error
 
     @property

@@ -11,6 +11,7 @@ import threading
 import click
 
 from converters.errors import EdgeVitError
+from edgevit.cli.tables import printable
 
 # name → one line for `edgevit --help`; the command itself is `edgevit/cli/NAME.py`'s `command`.
 COMMANDS = {
@@ -50,7 +51,7 @@ class _Commands(click.Group):
         except EdgeVitError as error:
             if ctx.params["debug"]:
                 raise
-            click.echo(f"edgevit: {error}", err=True)
+            click.echo(f"edgevit: {printable(str(error))}", err=True)
             ctx.exit(error.exit_code)
         except KeyboardInterrupt:
             click.echo("edgevit: interrupted", err=True)

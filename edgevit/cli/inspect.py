@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from edgevit.cli.options import PATH
+from edgevit.cli.tables import printable
 
 if TYPE_CHECKING:
     from converters.artifact import Metadata
@@ -40,7 +41,7 @@ def command(file: Path, as_json: bool) -> None:
         click.echo(json.dumps(inspection.to_json(), indent=2))
         return
     for line in _lines(inspection):
-        click.echo(line)
+        click.echo(printable(line))
 
 
 def _lines(inspection: Inspection) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""One table for every command: rich on a terminal, aligned plain lines in a pipe."""
+"""What every command prints with: text from files made harmless, and one table, rich on a terminal, plain in a pipe."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ from collections.abc import Sequence
 import click
 
 NAME_WIDTH = 12  # a terminal that leaves the first column less gets plain lines
+
+
+def printable(text: str) -> str:
+    """`text` with what a terminal would act on, or not show, as escapes: a name in a file may hold anything."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str = "") -> None:

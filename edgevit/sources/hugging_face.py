@@ -17,7 +17,7 @@ from converters.errors import EdgeVitError, first_line
 from converters.infer import infer_signature
 from converters.quiet import quiet
 from converters.wrap import flat_outputs
-from edgevit.sources.library import create, examples_of, fitting_labels, picture_batch, random_note
+from edgevit.sources.library import cannot_fetch, create, examples_of, fitting_labels, picture_batch, random_note
 from edgevit.sources.random_weights import scale_weights
 from edgevit.sources.source import RANDOM, Source, weights_sha256
 
@@ -109,10 +109,8 @@ def _folder(name: str, where: str, *, with_weights: bool) -> Path:
             patterns = FILES if with_weights else FILES[1:]
             folder = Path(huggingface_hub.snapshot_download(name, allow_patterns=list(patterns)))
         except Exception as error:  # the hub's, httpx's and the system's
-            raise EdgeVitError(
-                f"{where}: no such folder, and the repository cannot be fetched ({first_line(error)[:160]}); "
-                "check the name and the network, or give a folder"
-            ) from error
+            what, remedy = "no such folder, and the repository", "check the name and the network, or give a folder"
+            raise cannot_fetch(where, error, what, remedy) from error
     if not (folder / "config.json").is_file():
         raise EdgeVitError(f"{where}: has no config.json, so what model it is cannot be told")
     if with_weights and not any(folder.glob("*.safetensors")):
@@ -165,9 +163,12 @@ def _inputs(where: str, folder: Path, config: Any, model: nn.Module) -> _Inputs:
         return _Inputs({"pixel_values": picture_batch(preprocessing)}, preprocessing, note)
     if main != "input_ids":
         raise EdgeVitError(f"{where}: takes {main or 'nothing known'}; only pictures and text are taken from here")
+    vocabulary = getattr(config, "vocab_size", None)
+    if not isinstance(vocabulary, int) or vocabulary < 1:
+        raise EdgeVitError(f"{where}: its config.json says no vocab_size, so its tokens are unknown; write it there")
     positions = getattr(config, "max_position_embeddings", None) or TOKENS
     generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(0, config.vocab_size, (4, min(TOKENS, positions)), generator=generator)
+    tokens = torch.randint(0, vocabulary, (4, min(TOKENS, positions)), generator=generator)
     if type(model).__name__.endswith(("ForCausalLM", "LMHeadModel")):
         return _Inputs({"input_ids": tokens})
     return _Inputs({"input_ids": tokens, "attention_mask": torch.ones_like(tokens)})
@@ -178,7 +179,11 @@ def _preprocessing(folder: Path, config: Any) -> tuple[Preprocessing, str]:
     path = folder / "preprocessor_config.json"
     size = getattr(config, "image_size", None)
     if not path.is_file():
-        return Preprocessing(size=_written(size or 224)), "no preprocessor_config.json: values are divided by 255 alone"
+        try:
+            plain = Preprocessing(size=_written(size or 224))
+        except ValueError as error:
+            raise EdgeVitError(f"{folder / 'config.json'}: image_size is {error}; write one number, or two") from error
+        return plain, "no preprocessor_config.json: values are divided by 255 alone"
     try:
         return _from_processor(json.loads(path.read_text(encoding="utf-8")), size)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -215,7 +220,11 @@ def _from_processor(data: dict[str, Any], fixed: Any) -> tuple[Preprocessing, st
 
 
 def _written(size: Any) -> str:
-    height, width = (size, size) if isinstance(size, int) else tuple(size)[-2:]
+    """Of a number, (height, width) or (channels, height, width). Raises ValueError, with `size`, for another thing."""
+    sides = [size, size] if isinstance(size, int) else list(size)[-2:] if isinstance(size, list | tuple) else []
+    if len(sides) != 2 or not all(isinstance(side, int) and side > 0 for side in sides):
+        raise ValueError(repr(size)[:60])
+    height, width = sides
     return str(height) if height == width else f"{height}x{width}"
 
 

@@ -93,11 +93,13 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> EdgeVitError:
     return EdgeVitError(f"{kind}:{name}: {kind} has no model of that name; {advice}")
 
 
-def cannot_fetch(source: str, error: BaseException) -> EdgeVitError:
-    return EdgeVitError(
-        f"{source}: its weights cannot be fetched ({first_line(error)[:160]}); check the network, give a file as "
-        f"weights, or take random ones with --weights {RANDOM}"
-    )
+def cannot_fetch(
+    source: str,
+    error: BaseException,
+    what: str = "its weights",
+    remedy: str = f"check the network, give a file as weights, or take random ones with --weights {RANDOM}",
+) -> EdgeVitError:
+    return EdgeVitError(f"{source}: {what} cannot be fetched ({first_line(error)[:160]}); {remedy}")
 
 
 def examples_of(signature: Signature, inputs: Iterable[Tensor]) -> dict[str, np.ndarray]:

@@ -11,7 +11,7 @@ from onnx import numpy_helper
 
 from converters.contents_coreml import BLOB_HEADER, _operations
 from converters.contents_tflite import load
-from converters.coreml import _parse, _specification_file
+from converters.coreml import parse_specification, specification_file
 from converters.tflite_file import text
 
 
@@ -66,7 +66,7 @@ def tamper_tflite(path: Path, out: Path, layer: str, shape: tuple[int, ...], fac
 def tamper_coreml(path: Path, out: Path, constant: str, factor: float = 1.2) -> Path:
     """A copy in which the constant whose name ends so, in the weight file, is multiplied."""
     shutil.copytree(path, out)
-    spec = _parse(_specification_file(out), out)
+    spec = parse_specification(specification_file(out), out)
     blob = next(
         operation.attributes["val"]
         for function in spec.mlProgram.functions.values()

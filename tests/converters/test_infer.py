@@ -166,6 +166,17 @@ def test_names_of_outputs():
         named_outputs({"x": a}, ("z",))
 
 
+class Selecting(nn.Module):
+    """Nothing is above the threshold."""
+
+    def forward(self, x):
+        return x[:, x[0] > 2]
+
+
+def test_an_output_may_be_empty():
+    assert infer_signature(Selecting(), torch.rand(2, 3)).outputs[0].shape == ("batch", 0)
+
+
 class Wrong(nn.Module):
     def forward(self, x, y=None):
         return "text" if y is None else x @ y
@@ -176,6 +187,11 @@ class Spectrum(nn.Module):
         return torch.fft.fft(x)
 
 
+class Shortened(nn.Module):
+    def forward(self, x):
+        return x.bfloat16()
+
+
 @pytest.mark.parametrize(
     ("module", "inputs", "options", "message"),
     [
@@ -183,6 +199,15 @@ class Spectrum(nn.Module):
         (Wrong(), torch.rand(1), {}, "returns no tensor"),
         (Wrong(), (torch.rand(2, 3), torch.rand(2, 3)), {}, "the module fails on the example inputs: "),
         (Spectrum(), torch.rand(1, 4), {}, "'output' is complex, which no format has"),
+        (
+            nn.Linear(4, 2).bfloat16(),
+            torch.rand(1, 4),
+            {},
+            "the module holds 'weight' in bfloat16; call .float() on it",
+        ),
+        (nn.BatchNorm1d(4).half(), torch.rand(1, 4), {}, "the module holds 'weight' in float16; call .float() on it"),
+        (nn.Identity(), torch.rand(1, 4).half(), {}, "inputs hold 'input' in float16; call .float() on it"),
+        (Shortened(), torch.rand(1, 4), {}, "the module returns 'output' in bfloat16; call .float() on it"),
         (Wrong(), (torch.rand(1),) * 3, {}, "3 example inputs, but forward takes 2"),
         (Wrong(), (), {}, "at least one example input"),
         (Wrong(), ([1, 2],), {}, "example input 'x' must be a tensor, not a list"),

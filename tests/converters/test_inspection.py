@@ -17,7 +17,7 @@ from ai_edge_litert.interpreter import Interpreter
 from onnx import TensorProto, helper, numpy_helper
 
 from converters.contents import read_contents
-from converters.coreml import _parse, _specification_file
+from converters.coreml import parse_specification, specification_file
 from converters.errors import EdgeVitError
 from converters.inspection import inspect, operations
 
@@ -262,8 +262,8 @@ def test_a_constant_that_nobody_named_is_one_line(tmp_path):
 def test_a_program_with_a_hole_is_one_line(field, paths, tmp_path):
     package = tmp_path / "x.mlpackage"
     shutil.copytree(paths["coreml"], package)
-    file = _specification_file(package)
-    spec = _parse(file, package)
+    file = specification_file(package)
+    spec = parse_specification(file, package)
     for function in spec.mlProgram.functions.values():
         for block in function.block_specializations.values():
             if field == "outputs":

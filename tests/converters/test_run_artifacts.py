@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+from dataclasses import asdict
 
 import numpy as np
 import onnx
@@ -12,7 +14,7 @@ from export_models import pictures
 
 from converters import onnx as onnx_format
 from converters import run
-from converters.artifact import written_beside
+from converters.artifact import Metadata, Preprocessing, written_beside
 from converters.errors import EdgeVitError
 from converters.signature import Size
 
@@ -122,6 +124,65 @@ def test_metadata_that_is_not_this_versions(paths, tmp_path):
     onnx_format.embed(path, '{"model": "x"}')
     with pytest.raises(EdgeVitError, match=r"small\.onnx: edgevit metadata cannot be read"):
         run.open_artifact(path)
+
+
+def within(*path, value):
+    """A change of the value that lies at `path`."""
+
+    def change(data):
+        for key in path[:-1]:
+            data = data[key]
+        data[path[-1]] = value
+
+    return change
+
+
+HOSTILE = {
+    "sizes is 64": within("sizes", 0, value=64),
+    "sizes is None": within("sizes", value=None),
+    "size 'big'": within("sizes", 0, value="big"),
+    "must be a multiple of 8": within("sizes", 0, value="63"),
+    "this model's sizes give height, width": within("golden", "size", value="tokens=3"),
+    "'height' has no length": within("signature", "dims", 0, "multiple_of", value=0),
+    "signature.dims.minimum is '8'": within("signature", "dims", 0, "minimum", value="8"),
+    "the shape of 'image' is ": within("signature", "inputs", 0, "shape", 1, value="depth"),
+    "signature.inputs.meaning is 'cat'": within("signature", "inputs", 0, "meaning", value="cat"),
+    "parameters is 'x'": within("parameters", value="x"),
+    "parameters is 1000": within("parameters", value=10**400),
+    "flops is '1'": within("flops", value={"64": "1"}),
+    "format is 'caffe'": within("format", value="caffe"),
+    "batch is 'any'": within("batch", value="any"),
+    "batch is -1": within("batch", value=-1),
+    "versions is 2": within("versions", value={"torch": 2}),
+    "verified.snr_db is None": within("verified", 0, "snr_db", value=None),
+    "preprocessing.mean is 0": within("preprocessing", "mean", value=0),
+    "preprocessing.size is 'fixed'": within("preprocessing", "size", value="fixed"),
+    r"what\nelse is unknown": within("what\nelse", value=1),
+}
+
+
+@pytest.mark.parametrize("message", HOSTILE)
+def test_metadata_of_other_types_is_one_line(message, paths):
+    data = json.loads(onnx_format.read(paths["onnx"]))
+    data["preprocessing"] = asdict(Preprocessing())
+    HOSTILE[message](data)
+    with pytest.raises(EdgeVitError) as caught:
+        Metadata.from_json(json.dumps(data))
+    assert str(caught.value).startswith("edgevit metadata cannot be read (")
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_metadata_without_what_came_later_is_read(paths):
+    text = onnx_format.read(paths["onnx"])
+    data = json.loads(text)
+    assert Metadata.from_json(text).to_json() == text
+    del data["notes"]
+    for item in data["verified"]:
+        del item["cosine"]
+    old = Metadata.from_json(json.dumps(data))
+    assert old.notes == ()
+    assert old.verified[0].cosine == 1.0
 
 
 DAMAGE = {

@@ -125,6 +125,29 @@ def test_inspect_says_what_the_file_is(file):
         assert expected in result.output
 
 
+def test_inspect_writes_nothing_that_a_terminal_would_act_on(file, tmp_path):
+    model = onnx.load(file)
+    model.producer_name = "maker\x1b[2J"
+    model.graph.name = "graph\r\nlint: nothing found\u202e"
+    model.metadata_props.add(key="key\x1b]0;title\x07", value="first\nsecond\x9b31m")
+    about = next(item for item in model.metadata_props if item.key == "edgevit")
+    about.value = json.dumps(json.loads(about.value) | {"model": "name\x1b[31m"})
+    onnx.save(model, tmp_path / "x.onnx")
+    result = edgevit("inspect", tmp_path / "x.onnx")
+    assert result.exit_code == 0, result.output
+    assert all(character.isprintable() for line in result.output.split("\n") for character in line)
+    for escaped in (
+        r"name\x1b[31m",
+        r"graph\r\nlint: nothing found\u202e",
+        r"key\x1b]0;title\x07: first\nsecond\x9b31m",
+    ):
+        assert escaped in result.output
+    about.value = '{"a\x1b[2J\\nb": 1}'
+    onnx.save(model, tmp_path / "x.onnx")
+    for command in ("inspect", "profile"):
+        assert "\x1b" not in edgevit(command, tmp_path / "x.onnx").output
+
+
 def test_inspect_for_machines(file):
     data = json.loads(edgevit("inspect", file, "--json").output)
     assert data["edgevit"]["model"] == "mobilevit_xxs"

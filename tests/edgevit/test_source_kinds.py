@@ -6,6 +6,7 @@ import json
 import socket
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from converters.errors import EdgeVitError
 from converters.signature import Size
 from edgevit.data.images import evaluation_transform, photographs
 from edgevit.sources import load_source
-from edgevit.sources.hugging_face import _from_processor
+from edgevit.sources.hugging_face import _from_processor, _inputs, _preprocessing
 from edgevit.sources.random_weights import scale_weights
 
 
@@ -187,6 +188,9 @@ def mismatched():
 
 def leaving():
     raise SystemExit("no weights here")
+
+def short():
+    return torch.nn.Linear(3, 2).bfloat16(), torch.rand(2, 3).bfloat16()
 """
 
 
@@ -222,6 +226,7 @@ def test_a_function_in_the_current_folder():
         ("my_models:alone", r"must return \(module, example_inputs\) .*, not a module alone"),
         ("my_models:mismatched", r"the module fails on the example inputs: .*shapes"),
         ("my_models:leaving", r"my_models\.py, line 23: SystemExit: no weights here"),
+        ("my_models:short", r"the module holds 'weight' in bfloat16; call \.float\(\) on it"),
         ("my_models:missing", r"my_models has no function missing; it has plain, described"),
         ("my_models", r"write python:MODULE:FUNCTION"),
         ("nowhere_at_all:f", r"there is no module nowhere_at_all to import from "),
@@ -319,6 +324,23 @@ def test_an_architecture_that_is_no_model_is_one_line(architecture, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(EdgeVitError, match=r"config\.json"):
         load_source(f"hf:{tmp_path}", weights="random")
+
+
+@pytest.mark.parametrize("size", [[224], "224", [224.0, 224.0], {"height": 224}, -1])
+def test_an_image_size_that_is_none_is_one_line(size, tmp_path):
+    with pytest.raises(EdgeVitError, match=r"config\.json: image_size is [^\n]*; write one number, or two$"):
+        _preprocessing(tmp_path, SimpleNamespace(image_size=size))
+    (tmp_path / "preprocessor_config.json").write_text("{}")
+    if not isinstance(size, dict):
+        with pytest.raises(EdgeVitError, match=r"preprocessor_config\.json: damaged, or of an unknown kind"):
+            _preprocessing(tmp_path, SimpleNamespace(image_size=size))
+
+
+@pytest.mark.parametrize("config", [{}, {"vocab_size": "many"}])
+def test_a_text_model_without_a_vocabulary_is_one_line(config, tmp_path):
+    model = SimpleNamespace(main_input_name="input_ids")
+    with pytest.raises(EdgeVitError, match=r"^hf:x: its config\.json says no vocab_size"):
+        _inputs("hf:x", tmp_path, SimpleNamespace(**config), model)
 
 
 def test_the_current_folder_has_a_name(vit_folder, monkeypatch):
