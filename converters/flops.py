@@ -15,8 +15,16 @@ def count_flops(module: nn.Module, example: tuple[torch.Tensor, ...]) -> int:
     count it as nothing.
     """
     counter = FlopCounterMode(display=False)
-    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), counter:
-        module(*example)
+    # It would follow gradients through a parameter that is handed to a submodule, even where none are computed.
+    trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    try:
+        for parameter in trainable:
+            parameter.requires_grad_(False)
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), counter:
+            module(*example)
+    finally:
+        for parameter in trainable:
+            parameter.requires_grad_(True)
     return int(counter.get_total_flops())
 
 

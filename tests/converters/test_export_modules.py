@@ -10,6 +10,7 @@ from torch import nn
 
 import converters
 from converters.errors import EdgeVitError, ParityError
+from converters.flops import count_flops
 from converters.run import load
 from converters.signature import Signature, Size, TensorSpec
 
@@ -123,3 +124,24 @@ def test_a_failed_file_is_kept_on_request(small, tmp_path, monkeypatch):
     with pytest.raises(ParityError, match=r"is off by [^;]*; fp32 allows 0$"):
         converters.export(small, small.signature, out=tmp_path, **options)
     assert [path.name for path in tmp_path.iterdir()] == ["small.onnx.unverified"]
+
+
+class TokenHandedOn(nn.Module):
+    """A parameter is an argument of a submodule, as class tokens are in some of timm's models."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.token = nn.Parameter(torch.randn(1, 8))
+        self.mix = nn.Bilinear(8, 8, 3)
+
+    def forward(self, values):
+        return self.mix(values, self.token.expand_as(values)) + nn.Identity()(self.token).sum()
+
+
+def test_operations_are_counted_where_a_parameter_is_handed_on():
+    module = TokenHandedOn()
+    module.mix.register_module("inner", nn.Identity())
+    wrapped = nn.Sequential(nn.Linear(8, 8), module)
+    assert count_flops(wrapped, (torch.rand(2, 8),)) >= 2 * 2 * 8 * 8
+    assert all(parameter.requires_grad for parameter in wrapped.parameters())
