@@ -235,7 +235,8 @@ def _ending(code: int, seconds: int) -> str:
 
 
 def _shortened(text: str) -> str:
-    return " ".join(text.split())[:300]
+    portable = re.sub(r"/\S*?/(?=site-packages/)", "", text)  # no folders of this machine
+    return " ".join(portable.split())[:300]
 
 
 def _line(row: Row) -> str:
