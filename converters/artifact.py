@@ -170,6 +170,14 @@ def format_of(path: Path) -> str:
         raise EdgeVitError(f"{path}: not an artifact; one ends in {', '.join(FORMATS)}") from None
 
 
+def readable_format(path: Path) -> str:
+    """As `format_of`; raises EdgeVitError, too, for a file where the format is a folder, and the other way round."""
+    form = format_of(path)
+    if path.is_dir() != (form == "coreml"):
+        raise EdgeVitError(f"{path}: a {form} artifact is a {'folder' if form == 'coreml' else 'file'}")
+    return form
+
+
 def artifact_files(path: Path) -> list[Path]:
     """Every file of an artifact: the file itself and an ONNX `.data` sidecar, or all files of a folder."""
     if path.is_dir():

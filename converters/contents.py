@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from converters.artifact import format_of
+from converters.artifact import readable_format
 from converters.errors import EdgeVitError
 
 Shape = tuple[int | None, ...]
@@ -90,9 +90,7 @@ def read_contents(path: Path | str) -> Contents:
     Raises EdgeVitError for a file that is missing, foreign, empty or cut short.
     """
     path = Path(path)
-    form = format_of(path)
-    if path.is_dir() != (form == "coreml"):
-        raise EdgeVitError(f"{path}: a {form} artifact is a {'folder' if form == 'coreml' else 'file'}")
+    form = readable_format(path)
     try:
         if form == "onnx":
             from converters.contents_onnx import read

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from converters.artifact import Artifact, Metadata, format_of
+from converters.artifact import Artifact, Metadata, format_of, readable_format
 from converters.errors import EdgeVitError, first_line
 from converters.signature import Size
 
@@ -95,9 +95,7 @@ def load(path: Path | str, *, size: Size | None = None, threads: int = 1) -> Ses
 
 
 def _read_metadata(path: Path) -> str | None:
-    form = format_of(path)
-    if path.is_dir() != (form == "coreml"):
-        raise EdgeVitError(f"{path}: a {form} artifact is a {'folder' if form == 'coreml' else 'file'}")
+    form = readable_format(path)
     try:
         if form == "onnx":
             from converters import onnx as reader
